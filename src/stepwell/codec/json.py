@@ -1,4 +1,4 @@
-"""JSON and type conversion with msgspec. The only module that imports it."""
+"""JSON, msgpack and type conversion with msgspec. The only module that imports it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,32 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["MalformedJSON", "WrongType", "convert", "from_json", "set_field", "struct_defaults", "to_json"]
+__all__ = [
+    "MalformedJSON",
+    "WrongType",
+    "convert",
+    "from_json",
+    "set_field",
+    "struct_defaults",
+    "texts_to_json",
+    "to_json",
+    "to_msgpack",
+]
+
+
+def _plain(value: Any) -> str:
+    # msgspec calls it only for types that it does not encode, so an ordinary text takes no call.
+    if isinstance(value, str):
+        return str.__str__(value)
+    raise TypeError(f"objects of type {type(value).__qualname__} are not supported")
+
 
 to_json: Callable[[Any], bytes] = msgspec.json.Encoder().encode
 from_json: Callable[[str | bytes], Any] = msgspec.json.Decoder().decode
+#: For the encoded texts of records. These two encode subclasses of ``str`` as plain texts: a record that is copied may
+#: have them, such as ``Damage``.
+texts_to_json: Callable[[Any], bytes] = msgspec.json.Encoder(enc_hook=_plain).encode
+to_msgpack: Callable[[Any], bytes] = msgspec.msgpack.Encoder(enc_hook=_plain).encode
 convert: Callable[..., Any] = msgspec.convert
 #: Sets a field of a Struct, frozen or not.
 set_field: Callable[[Any, str, Any], None] = msgspec.structs.force_setattr

@@ -31,6 +31,8 @@ _BIG = 1 << 63
 #: Python versions, and all of them must encode a name alike.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _read_json = JSONDecoder().raw_decode
+#: Makes a NamedTuple without a call of its constructor, which is a Python function.
+_new = tuple.__new__
 _ALLOWED = "keys are str, int, bool, None, bytes, and tuples of these"
 
 
@@ -45,7 +47,7 @@ def address_of(namespace: str, key: Any, limits: Limits) -> Address:
         encoded = _namespace_text(namespace)
     else:
         encoded = encode_namespace(namespace, limits)
-    return tuple.__new__(Address, (encoded, text))
+    return _new(Address, (encoded, text))
 
 
 def encode_namespace(name: str, limits: Limits) -> str:

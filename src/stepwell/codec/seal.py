@@ -36,7 +36,8 @@ class Seal:
         self._limits = limits
         #: Whether the record is a run of a node flow. Its place has a table instead of waiting flows.
         self.is_run: bool = is_run
-        self._seed = crc32(f"{address.namespace}\n{address.key}\n".encode())
+        namespace, key = address
+        self._seed = crc32(f"{namespace}\n{key}\n".encode())
 
     def fields(self, data: Mapping[Any, Any], large: bool = False) -> dict[str, str]:
         """Return the data as sealed fields. Raises ``EncodeError`` or ``TooLarge``.
@@ -87,7 +88,7 @@ class Seal:
 
     def head(self, place: Place) -> Head:
         """Seal a place. Empty values at its end are left out."""
-        flow, state, revision, _, stack, *_, entered_at = place
+        flow, state, revision, _, stack, _, _, _, _, _, entered_at = place
         if not ((flow is None or type(flow) is str) and (state is None or type(state) is str)):
             kind = type(state if flow is None or type(flow) is str else flow)
             raise EncodeError("$head", kind.__qualname__, "cannot name a flow or state; names must be str or None")

@@ -78,13 +78,13 @@ class Lease:
         token = storage.ids()
         if address in storage.waiters:
             await join_queue(storage, address, token, self._wait)
-            hot = storage.shared
+            must_check = storage.shared and must_check_turn(storage, address, monotonic())
         else:
-            storage.waiters[address] = WaiterQueue(asyncio.current_task(), token)
-            hot = address in storage.recently_left
+            storage.waiters[address] = WaiterQueue(asyncio.current_task(loop), token, begun_at)
+            must_check = address in storage.recently_left and must_check_turn(storage, address, begun_at)
         self._token = token
         try:
-            if hot and must_check_turn(storage, address):
+            if must_check:
                 claimed = await self._claim(0.0, begun_at + self._wait)
             else:
                 claimed = await storage.perform(_new(Claim, (address, token, self._lease, False)))
@@ -99,7 +99,8 @@ class Lease:
         except BaseException:
             await self._let_go()
             raise
-        held_tokens.set((*held_tokens.get()[-MOST_NESTED:], token))
+        held = held_tokens.get()
+        held_tokens.set((*held[-MOST_NESTED:], token) if held else (token,))
         return self
 
     async def __aexit__(

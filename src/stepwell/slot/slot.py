@@ -86,7 +86,7 @@ class Slot(Lease):
 
     @flow.setter
     def flow(self, flow: str | None) -> None:
-        self.place = self.place._replace(flow=flow)
+        self.place = _new(Place, (flow, *self.place[1:]))
 
     @property
     def state(self) -> str | None:
@@ -95,7 +95,8 @@ class Slot(Lease):
 
     @state.setter
     def state(self, state: str | None) -> None:
-        self.place = self.place._replace(state=state)
+        place = self.place
+        self.place = _new(Place, (place[0], state, *place[2:]))
 
     @property
     def texts(self) -> Mapping[str, str]:

@@ -38,12 +38,13 @@ class WaiterQueue:
 
     __slots__ = ("checked_at", "holder", "token", "waiting")
 
-    def __init__(self, holder: asyncio.Task[Any] | None, token: str) -> None:
+    def __init__(self, holder: asyncio.Task[Any] | None, token: str, now: float) -> None:
         self.holder: asyncio.Task[Any] | None = holder
         self.token: str = token
-        self.waiting: deque[asyncio.Future[None]] = deque()
+        #: Made for the first waiter: most addresses have none.
+        self.waiting: deque[asyncio.Future[None]] | None = None
         #: The time when this process got the address, or last checked whether another process waits for it.
-        self.checked_at: float = monotonic()
+        self.checked_at: float = now
 
 
 async def join_queue(storage: Storage, address: Address, token: str, wait: float) -> None:
@@ -56,6 +57,8 @@ async def join_queue(storage: Storage, address: Address, token: str, wait: float
     if (queue.holder is task and task is not None) or queue.token in held_tokens.get():
         raise AlreadyHeld(address.text)
     turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    if queue.waiting is None:
+        queue.waiting = deque()
     queue.waiting.append(turn)
     try:
         async with asyncio.timeout(wait):
@@ -89,13 +92,13 @@ def leave_queue(storage: Storage, address: Address) -> None:
         left[address] = (monotonic(), queue.checked_at)
 
 
-def must_check_turn(storage: Storage, address: Address) -> bool:
+def must_check_turn(storage: Storage, address: Address, now: float) -> bool:
     """Return whether the holder must check for a waiter of another process before it claims the address.
 
-    The check costs two operations. So it is done only occasionally, for an address that this process has just left.
+    ``now``: the time on the monotonic clock. The check costs two operations. So it is done only occasionally, for an
+    address that this process has just left.
     """
     queue: WaiterQueue = storage.waiters[address]
-    now = monotonic()
     left = storage.recently_left.pop(address, None)
     if left is not None:
         left_at, checked_at = left

@@ -57,10 +57,11 @@ class Facade(ABC):
 
     def seal(self, address: Address) -> Seal:
         """Return the codec for an address."""
-        limits = self._limits.get(address.namespace, self.limits)
-        if address.namespace not in _LARGE_NAMESPACES:
+        namespace = address.namespace
+        limits = self._limits.get(namespace, self.limits)
+        if namespace not in _LARGE_NAMESPACES:
             return Seal(address, limits, limits.record)
-        return Seal(address, limits, limits.run, is_run=address.namespace == RUNS)
+        return Seal(address, limits, limits.run, is_run=namespace == RUNS)
 
     async def init(
         self, bot: str, *, ttl: float | Keep | None = KEEP, limits: Limits | None = None, **unknown: Any

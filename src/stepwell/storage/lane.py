@@ -197,7 +197,11 @@ class Lane:
                     # A release is sent even if its caller was cancelled.
                     self._put(operation).add_done_callback(retrieve)
                 raise
-        future: asyncio.Future[Result] = self._put(operation)
+        # The same as _put(), without a call.
+        future: asyncio.Future[Result] = self._loop.create_future()
+        self._queue.append((operation, future))
+        if self._runner is None:
+            self._start()
         try:
             result = await future
         except asyncio.CancelledError:
@@ -231,8 +235,7 @@ class Lane:
     def _put(self, operation: Operation) -> asyncio.Future[Result]:
         future: asyncio.Future[Result] = self._loop.create_future()
         self._queue.append((operation, future))
-        if self._runner is None:
-            self._runner = self._loop.create_task(self._drain(), name="stepwell-lane")
+        self._start()
         return future
 
     def _start(self) -> None:
@@ -286,7 +289,10 @@ class Lane:
                     if unsettled and park is not None:
                         entries = []
                         park(self, batch, deadline, unsettled)
-                    if self._yields and self._queue:
+                    # The tasks of a larger batch usually have a next operation. To wait for it here costs less than a
+                    # new task of the lane.
+                    waits = len(batch) > 1 and not self._queue and self.inline is None
+                    if self._queue if self._yields else waits:
                         await asyncio.sleep(0)
         finally:
             self._runner = None
@@ -305,7 +311,7 @@ class Lane:
         entries: list[Entry] = []
         queue = self._queue
         size = 0
-        while queue and len(entries) < MAX_OPERATIONS and size < MAX_BYTES:
+        for _ in range(min(len(queue), MAX_OPERATIONS)):
             entry = queue.popleft()
             operation, future = entry
             # Drop the operations of cancelled waiters, except releases.
@@ -313,11 +319,17 @@ class Lane:
                 continue
             entries.append(entry)
             if type(operation) is Apply:
-                size += _size_of(operation)
-        for _ in range(min(len(self._blocked), MAX_QUEUE - len(self._queue))):
-            room = self._blocked.popleft()
-            if not room.done():
-                room.set_result(None)
+                change = operation.change
+                size += sum(map(len, change.set.values()))
+                if change.parts:
+                    size += sum([len(part or "") for part in change.parts.values()])
+                if size >= MAX_BYTES:
+                    break
+        if self._blocked:
+            for _ in range(min(len(self._blocked), MAX_QUEUE - len(queue))):
+                room = self._blocked.popleft()
+                if not room.done():
+                    room.set_result(None)
         return entries
 
     async def _retry(self, batch: Batch, deadline: float, sent: bool) -> list[Result]:
@@ -414,9 +426,3 @@ def _copied(error: Exception) -> Exception:
     wrapped = StorageError(f"the storage failed with {type(error).__name__}")
     wrapped.__cause__ = error
     return wrapped
-
-
-def _size_of(apply: Apply) -> int:
-    change = apply.change
-    size = sum(map(len, change.set.values()))
-    return size + sum([len(part or "") for part in change.parts.values()]) if change.parts else size

@@ -25,9 +25,9 @@ class CallTimeout:
 
     def start(self) -> None:
         """Begin a call of the current task."""
-        task = asyncio.current_task()
-        assert task is not None
         loop = asyncio.get_running_loop()
+        task = asyncio.current_task(loop)
+        assert task is not None
         self._task, self._cancelling, self._expired = task, task.cancelling(), False
         self._deadline = loop.time() + self.seconds
         if self._timer is None:

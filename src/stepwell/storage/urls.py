@@ -158,10 +158,11 @@ def _backend(scheme: str) -> type[Storage]:
     # Reading the installed packages' metadata is slow, and only a third-party scheme needs it.
     from importlib.metadata import entry_points
 
-    for point in entry_points(group=_GROUP):
+    points = entry_points(group=_GROUP)
+    for point in points:
         if point.name == scheme:
             return _load(point)
-    raise UnknownScheme(scheme, sorted({*_OURS, *(point.name for point in entry_points(group=_GROUP))}))
+    raise UnknownScheme(scheme, sorted({*_OURS, *(point.name for point in points)}))
 
 
 def _sealed() -> type[Storage]:
