@@ -600,8 +600,9 @@ async def test_a_fast_write_of_parts_sent_again_gives_the_same_result_and_change
         assert (await storage.perform(Get(address))).version == first.version
 
 
+@pytest.mark.parametrize("other", ["p2", "p4"])
 async def test_a_fast_write_of_parts_that_waited_for_another_one_counts_its_parts(
-    admin: Any, monkeypatch: pytest.MonkeyPatch
+    admin: Any, monkeypatch: pytest.MonkeyPatch, other: str
 ) -> None:
     name = schema()
     async with PostgresStorage(shared().url(), schema=name, sweep_every=None) as storage:
@@ -610,19 +611,19 @@ async def test_a_fast_write_of_parts_that_waited_for_another_one_counts_its_part
         connection = await asyncpg.connect(shared().url(), server_settings={"search_path": name})
         transaction = connection.transaction()
         await transaction.start()
-        # What another process does with the same part.
+        # What another process does with the same part, or with another one.
         await connection.execute(
             "update records set version = version + 1, size = size + 102, parts_size = parts_size + 102"
         )
-        await connection.execute("insert into parts values ('bot', $1, 'p2', 102, $2)", address.key, "x" * 100)
+        await connection.execute("insert into parts values ('bot', $1, $2, 102, $3)", address.key, other, "x" * 100)
         sent = _sent(storage, monkeypatch)
         waiting = asyncio.create_task(storage.run(Batch.of([part_write(address, "p2", "p3")], "lane", 2)))
         await _until_a_lock_is_awaited(admin)
         await transaction.commit()
         assert isinstance((await waiting)[0], Applied)
-        assert sent == ["fast parts", "function"]
+        assert sent == (["fast parts", "function"] if other == "p2" else ["fast parts"])
         size = await connection.fetchval("select sum(weight) from parts")
-        assert await connection.fetchval("select parts_size from records") == size == 3 * 12
+        assert await connection.fetchval("select parts_size from records") == size == 3 * 12 + 102 * (other == "p4")
         assert await connection.fetchval("select size from records") == size
         await connection.close()
 
@@ -815,6 +816,59 @@ async def test_a_claim_is_one_round_trip_for_known_and_for_new_records(monkeypat
         for _ in range(3):
             await _step(storage, two)
         assert sent == ["function", "function", "function", "fast writes", "fast claims", "fast writes"]
+
+
+async def test_claims_use_the_fast_path_once_most_of_many_records_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = schema()
+    async with PostgresStorage(shared().url(), schema=name, sweep_every=None) as storage:
+        keys = [key for key in range(1000) if hash(storage.address("bot", key)) & 1][:160]
+        await asyncio.gather(*(storage.set_data("bot", key, {"n": key}) for key in keys))
+
+    async def claim(key: int) -> tuple[str, ...]:
+        sent.clear()
+        async with Slot(storage, "bot", key) as slot:
+            assert slot.data == ({"n": key} if key in keys else {})
+            return tuple(sent)
+
+    async with PostgresStorage(shared().url(), schema=name, sweep_every=None) as storage:
+        sent = _sent(storage, monkeypatch)
+        ways = [await claim(key) for key in keys[:80]]
+        switch = ways.index(("fast claims",))
+        assert 20 < switch < 70
+        assert {*ways[:switch]} == {("function",)} and {*ways[switch:]} == {("fast claims",)}
+        # New conversations: after a few wrong guesses the function claims at once.
+        ways = [await claim(key) for key in range(2000, 2080) if hash(storage.address("bot", key)) & 1]
+        wrong = ways.count(("fast claims", "function"))
+        assert 0 < wrong < 10 and {*ways[wrong:]} == {("function",)}
+        assert {await claim(key) for key in keys[:80]} == {("fast claims",)}, "known records are claimed at once"
+
+
+async def test_a_new_conversation_in_each_batch_makes_the_function_claim_the_batch_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with PostgresStorage(shared().url(), schema=schema(), sweep_every=None) as storage:
+        keys = range(70)
+        await asyncio.gather(*(storage.set_data("bot", key, {"n": key}) for key in keys))
+        numbers = itertools.count(1)
+
+        async def claim(*keys: int) -> tuple[str, ...]:
+            claims = [Claim(storage.address("bot", key), f"token {key}", 30.0) for key in keys]
+            sent.clear()
+            found = await storage.run(Batch.of(claims, "lane", next(numbers)))
+            assert all(type(each) is Claimed for each in found)
+            way = tuple(sent)
+            releases = [Release(claim.address, claim.token) for claim in claims]
+            await storage.run(Batch.of(releases, "lane", next(numbers)))
+            return way
+
+        sent = _sent(storage, monkeypatch)
+        for key in keys:
+            await claim(key)
+        assert await claim(*range(14)) == ("fast claims",)
+        ways = [await claim(*range(14), new) for new in range(1000, 1100)]
+        # A wrong guess costs a second round trip, so there may be only a few.
+        assert ways.count(("fast claims", "function")) < 30
+        assert {*ways[50:]} == {("function",)}
 
 
 async def test_known_records_that_were_deleted_or_leased_elsewhere_are_claimed_by_the_function(

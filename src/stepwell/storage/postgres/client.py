@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, cast
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from stepwell._optional import require
@@ -31,6 +31,7 @@ __all__ = [
     "Pool",
     "PoolSource",
     "PostgresConnection",
+    "RowExists",
     "ServerError",
     "Source",
     "UrlSource",
@@ -46,6 +47,10 @@ ServerError = asyncpg.PostgresError
 
 #: Bytes per read.
 READ_SIZE = 64 * 1024
+#: The number of statements that a connection finds by itself. asyncpg looks up all others.
+_MOST_PREPARED = 50
+#: Types with lower OIDs are built in, and are the same on every server.
+FIRST_OWN_OID = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +92,10 @@ def split_url(url: str) -> SplitResult:
         raise InvalidOption(f"the URL is not valid; {_URL_FORMAT}") from None
 
 
+class RowExists(StorageError):
+    """A statement has inserted a row that another one has inserted meanwhile. Nothing was written."""
+
+
 class Source(ABC):
     """Opens or borrows connections."""
 
@@ -110,17 +119,77 @@ class Source(ABC):
         """Close a connection that is no longer needed."""
 
 
+@dataclass(frozen=True, slots=True)
+class _KnownTypes:
+    """A cached answer about built-in types. asyncpg gets it in place of the rows and of the statement."""
+
+    rows: Any
+    #: asyncpg prepares a statement again if this is empty, because the query about types replaced it.
+    name: str = "none"
+
+
 class _Connection(asyncpg.Connection):
-    """A connection with small read buffers.
+    """A connection with small read buffers that reads the array types of PostgreSQL once per process.
 
     asyncio allocates 256 KB for every read and shrinks it immediately. Until the program has freed a block of that
     size, the C library maps each buffer again, which costs 25 to 40 us per read.
+
+    asyncpg asks for the array types of a statement on each new connection, which costs the server about 10 ms.
     """
+
+    _known: ClassVar[dict[frozenset[int], _KnownTypes]] = {}
 
     def __init__(self, protocol: Any, transport: Any, *rest: Any) -> None:
         super().__init__(protocol, transport, *rest)
         if hasattr(transport, "max_size"):
             transport.max_size = READ_SIZE
+
+    async def _introspect_types(self, typeoids: Iterable[int], *rest: Any) -> Any:
+        wanted = frozenset(typeoids)
+        known = self._known.get(wanted)
+        if known is None:
+            # The stubs have public methods only.
+            rows, statement = await super()._introspect_types(wanted, *rest)  # type: ignore[misc]
+            if max(wanted) < FIRST_OWN_OID:
+                self._known[wanted] = _KnownTypes(rows)
+            return rows, statement
+        return known.rows, known
+
+
+class _PreparedConnection(_Connection):
+    """A connection that runs a statement again with one call instead of eleven, by private functions of asyncpg."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._prepared: dict[str, Any] = {}
+        self._most_prepared = _MOST_PREPARED
+
+    async def fetch(self, query: str, *args: Any, **options: Any) -> Any:
+        """Run a statement and return its rows."""
+        prepared = self._prepared.get(query)
+        if prepared is not None and not options:
+            try:
+                return await self._protocol.bind_execute(prepared, args, "", 0, False, None)  # type: ignore[attr-defined]
+            except asyncpg.InvalidCachedStatementError:
+                # A migration has changed a table. asyncpg prepares the statement again.
+                self._prepared.clear()
+            except (AttributeError, TypeError):
+                self._forget_prepared()
+        rows = await super().fetch(query, *args, **options)
+        if len(self._prepared) < self._most_prepared:
+            try:
+                prepared = await self._get_statement(query, None)  # type: ignore[attr-defined]
+                # asyncpg closes statements that it has not used for long, unless they are attached.
+                prepared.attach()
+                self._prepared[query] = prepared
+            except (AttributeError, TypeError):
+                self._forget_prepared()
+        return rows
+
+    def _forget_prepared(self) -> None:
+        # Another release of asyncpg has other private functions. Its public one works too.
+        self._prepared.clear()
+        self._most_prepared = 0
 
 
 class UrlSource(Source):
@@ -163,7 +232,7 @@ class UrlSource(Source):
             statement_cache_size=100 if self._options.prepared_statements else 0,
             # There are only a few statements, so they are kept for the life of the connection.
             max_cached_statement_lifetime=0,
-            connection_class=_Connection,
+            connection_class=_PreparedConnection if self._options.prepared_statements else _Connection,
             server_settings=self._settings,
         )
         return connection
@@ -393,6 +462,8 @@ def _translated_state(error: asyncpg.PostgresError, state: str, server: str, sen
         return StorageUnavailable(f"{server} rejected this call: {error.args[0]}", sent=False)
     if state.startswith(("08", "57P", "25P03")):
         return StorageUnavailable(f"{server} ended the connection: {error.args[0]}", sent=sent)
+    if state == "23505":
+        return RowExists(f"a row exists in {server} already; nothing was written")
     if state in ("42P01", "42883", "3F000"):
         return StorageError(
             f"the tables of this storage are missing from {server}; close and open it to create them again"

@@ -1,5 +1,6 @@
 -- Fast path for one write with parts: adds parts and sets small fields of an existing record, as run_batch does. If it
--- returns no row, nothing was written, and run_batch runs the write.
+-- returns no row, nothing was written, and run_batch runs the write. The same if it fails because a part exists: after a
+-- wait for another write to the record, whose parts are not in the snapshot of this statement.
 --
 -- fast_parts.py composes the statement of a write: a line that begins with [option] is only for writes with this option,
 -- and [no option] for those without it. Starting the execution takes most of the time, and it grows with each expression.
@@ -38,21 +39,17 @@ with lane as materialized (
             [few] and p.name in (@names@)
             [no few] and p.name = any ($names)
         )
-        -- False after a wait for another write, whose parts are not in the snapshot of this statement. A version that the
-        -- client knows is in the snapshot.
-        [no version] and r.version = (select s.version from @schema@.records s where s.namespace = $namespace and s.key = $key)
     returning r.version, l.t, r.base
 ), parts as (
     insert into @schema@.parts as p (namespace, key, name, weight, body)
         select $namespace, $key, n.name, octet_length(n.name) + octet_length(n.body), n.body
         [few] from done d, (values @parts@) n(name, body)
         [no few] from done d, unnest($names::text[], $bodies::text[]) n(name, body)
-), journal as (
-    update @schema@.journal l
-        set number = $number, used_at = clock_timestamp(), done = '{1}', done_versions = array[d.version],
-            [base] bases = '{}',
-            [no base] bases = array[d.base],
-            codes = '{}', versions = '{}', writes = '{}'
-        from done d where l.id = $lane
 )
-select d.version, d.t, d.base from done d
+update @schema@.journal l
+    set number = $number, used_at = clock_timestamp(), done = '{1}', done_versions = array[d.version],
+        [base] bases = '{}',
+        [no base] bases = array[d.base],
+        codes = '{}', versions = '{}', writes = '{}'
+    from done d where l.id = $lane
+    returning d.version, d.t, d.base

@@ -13,7 +13,7 @@ from importlib.resources import files
 from operator import itemgetter
 from typing import Any, TypeAlias
 
-from stepwell.record import KEEP, Version
+from stepwell.record import KEEP, TURN, Version
 from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Result
 from stepwell.storage.postgres.fast_parts import PartsWrite, parts_applied
 from stepwell.storage.postgres.rows import (
@@ -34,6 +34,10 @@ _FOLDER = files("stepwell.storage.postgres")
 _KEY, _TIME, _RECORD, _BASE, _MEMO, _STALE = 0, 1, 2, 4, 13, 14
 #: How many addresses are remembered, and how many are dropped when there are more.
 _MOST_KNOWN, _DROPPED = 50_000, 1_000
+#: How many rows may be missing in a batch of claims, on average. A missing row costs a second round trip.
+_MOST_MISSING = 0.3
+#: The number of claims from which the missing rows are estimated.
+_OBSERVED = 50
 
 
 #: The SQL of a statement; its arguments after lane, number and time; and a function that turns its rows into results in
@@ -50,6 +54,8 @@ class FastPath:
         self.parts: PartsWrite = PartsWrite(schema)
         #: Hashes of addresses that had a record when they were last claimed. A collision costs one round trip.
         self._known: set[int] = set()
+        #: The estimated share of other addresses that have no record, or are leased.
+        self._missing: float = 1.0
 
     def statement(self, operations: Sequence[Any]) -> Statement | None:
         """Return the statement for a batch, or ``None`` if only the function can run it."""
@@ -62,7 +68,8 @@ class FastPath:
             # One statement cannot change a row twice.
             return None
         if type(first) is Claim:
-            if not self._known.issuperset(map(hash, addresses)):
+            others = {*map(hash, addresses)} - self._known
+            if len(others) * self._missing > _MOST_MISSING:
                 return None
             args = _claims(operations)
             return None if args is None else (self.claims_sql, args, self._claimed)
@@ -70,17 +77,19 @@ class FastPath:
         return None if args is None else (self.writes_sql, args, _applied)
 
     def remember(self, operations: Sequence[Any], results: Sequence[Result]) -> None:
-        """Remember the addresses at which the function claimed a record."""
+        """Remember the addresses at which a record was claimed, and at how many of the others none was."""
+        claimed = [
+            (hash(operation[0]), type(result) is Claimed and result.record is not None)
+            for operation, result in zip(operations, results, strict=True)
+            if type(operation) is Claim and not operation.renew and not operation.address.key.endswith(TURN)
+        ]
+        others = [success for address, success in claimed if address not in self._known]
+        if others:
+            self._missing += min(1.0, len(others) / _OBSERVED) * (others.count(False) / len(others) - self._missing)
         if len(self._known) > _MOST_KNOWN:
             for _ in range(_DROPPED):
                 self._known.pop()
-        self._known.update(
-            [
-                hash(operation[0])
-                for operation, result in zip(operations, results, strict=True)
-                if type(result) is Claimed and result.record is not None
-            ]
-        )
+        self._known.update([address for address, success in claimed if success])
 
     def _claimed(self, operations: Sequence[Any], rows: Sequence[Any]) -> list[Result] | None:
         found: dict[str, Result] = {}
@@ -89,10 +98,13 @@ class FastPath:
                 record = None if row[_RECORD] is None else stored(row, _RECORD)
                 found[row[_KEY]] = _new(Claimed, (record, row[_BASE], row[_MEMO], row[_TIME]))
         if len(found) < len(operations):
-            # The function reports which of them have a record.
-            self._known.difference_update(map(hash, map(_address, operations)))
+            # The function reports which of the others have a record.
+            self._known.difference_update([hash(each[0]) for each in operations if each[0].key not in found])
             return None
-        return [found[operation[0].key] for operation in operations]
+        results = [found[operation[0].key] for operation in operations]
+        if not self._known.issuperset(map(hash, map(_address, operations))):
+            self.remember(operations, results)
+        return results
 
 
 _address = itemgetter(0)

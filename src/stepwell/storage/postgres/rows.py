@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, cast
 
-from stepwell.codec.values import from_json, to_json
+from stepwell.codec.json import from_json, texts_to_json
 from stepwell.errors import LeaseLost, RecordExists, RecordReplaced, StepwellError, TooLarge, VersionChanged
 from stepwell.record import KEEP, Address, Range, Stored, Version
 from stepwell.storage.operations import (
@@ -197,7 +197,7 @@ def small_fields(fields: Mapping[str, str]) -> tuple[str | None, int]:
     size = 0
     for name, text in fields.items():
         size += weight(name, text)
-    return to_json({**fields}).decode() if fields else None, size
+    return texts_to_json({**fields}).decode() if fields else None, size
 
 
 def _written(apply: Apply) -> tuple[Any, ...]:
@@ -254,7 +254,7 @@ def _range(operation: Operation) -> str | None:
 
 
 def _json(value: Any) -> str:
-    return to_json(dict(value) if isinstance(value, Mapping) else value).decode()
+    return texts_to_json(dict(value) if isinstance(value, Mapping) else value).decode()
 
 
 def results(operations: Sequence[Operation], rows: Sequence[Any]) -> list[Result]:

@@ -15,7 +15,15 @@ from stepwell.storage.lane import Batch, Lane, check_patience
 from stepwell.storage.listing import ANY, Any_, Beside, Due, Page, Query, StateCount, Swept
 from stepwell.storage.observers import RunBatch
 from stepwell.storage.operations import Apply, Get, Operation, Result
-from stepwell.storage.postgres.client import Options, Pool, PoolSource, PostgresConnection, Source, UrlSource
+from stepwell.storage.postgres.client import (
+    Options,
+    Pool,
+    PoolSource,
+    PostgresConnection,
+    RowExists,
+    Source,
+    UrlSource,
+)
 from stepwell.storage.postgres.fast_path import FastPath
 from stepwell.storage.postgres.hosts import PrimarySource, hosts_of
 from stepwell.storage.postgres.notices import PostgresChannel
@@ -177,7 +185,10 @@ class PostgresStorage(Storage):
         try:
             if fast_path is not None and (statement := fast_path.statement(operations)) is not None:
                 sql, args, results_of = statement
-                rows = await connection.fetch(sql, lane, number, now, *args)
+                try:
+                    rows = await connection.fetch(sql, lane, number, now, *args)
+                except RowExists:
+                    rows = []
                 found = results_of(operations, rows)
                 if found is not None:
                     return found
