@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import hiredis
+import pytest
 import redis.asyncio
 
-from stepwell import State, Storage, open_storage
-from stepwell.record import Change
-from stepwell.storage import Apply, Get, Range
+from stepwell import RedisStorage, State, Storage, open_storage
+from stepwell.record import Change, Head
+from stepwell.storage import Apply, Claim, Claimed, Get, Guard, Range, Release
 from stepwell.testing import Clock, JournaledStorageContract
 from tests.backends.redis import Redis, RedisCluster
-from tests.servers.redis import the_system_server
+from tests.servers.redis import the_server, the_system_server
 
 
 class TestRedisStorage(JournaledStorageContract):
@@ -103,3 +108,107 @@ async def test_parts_of_an_earlier_release_are_in_the_index(clock: Clock) -> Non
         assert list((await storage.perform(Get(address, Range("a")))).parts) == ["a", "b", "c", "d"]
         await client.hdel(key, "b")
         assert list((await storage.perform(Get(address, Range("a", reverse=True)))).parts) == ["d", "c", "a"]
+
+
+async def test_a_release_of_the_driver_that_hides_its_streams_is_supported(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = Redis(Path()).place()
+    hidden = SimpleNamespace(Reader=type("OtherReader", (), {}), pack_command=hiredis.pack_command)
+    monkeypatch.setattr("stepwell.storage.redis.client._hiredis", hidden)
+    async with open_storage(url) as storage, redis.asyncio.from_url(url.partition("?")[0]) as client:
+        # The first call is then refused, because the server does not know the script.
+        await client.script_flush()
+        await storage.set_state("bot", 1, State("f", "s", {"a": 1}))
+        assert await storage.get_state("bot", 1) == State("f", "s", {"a": 1})
+
+
+class Watching(redis.asyncio.Connection):
+    """Counts the batches that it sends."""
+
+    batches = 0
+
+    async def send_packed_command(self, command: Any, check_health: bool = True) -> None:
+        type(self).batches += b"EVALSHA" in command
+        await super().send_packed_command(command, check_health)
+
+
+class Listening(redis.asyncio.Connection):
+    """Counts the batches whose replies it reads."""
+
+    batches = 0
+
+    async def read_response(self, *arguments: Any, **options: Any) -> Any:
+        reply = await super().read_response(*arguments, **options)
+        # Only the reply to a batch has a list for each operation.
+        type(self).batches += isinstance(reply, list) and isinstance(reply[-1], list)
+        return reply
+
+
+@pytest.mark.parametrize("kind", [Watching, Listening])
+async def test_the_methods_of_a_given_class_of_connections_are_called(
+    kind: type[Watching | Listening], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kind, "batches", 0)
+    pool = redis.asyncio.ConnectionPool(kind, port=the_server().port)
+    async with redis.asyncio.Redis(connection_pool=pool) as client:
+        async with RedisStorage(client, prefix=uuid.uuid4().hex, sweep_every=None) as storage:
+            for number in range(3):
+                await storage.update_data("bot", 1, {"a": number})
+            assert kind.batches >= 3
+            assert await storage.get_data("bot", 1) == {"a": 2}
+    await pool.disconnect()
+
+
+class Text(str):
+    """A text of a program that has its own class for texts."""
+
+    __slots__ = ()
+
+
+@pytest.mark.parametrize("target", [Redis, RedisCluster])
+async def test_texts_may_be_of_a_subclass_of_str(target: type[Redis]) -> None:
+    async with open_storage(target(Path()).place()) as storage:
+
+        async def use(key: int) -> None:
+            address, token = storage.address("bot", key), Text("token")
+            claimed = await storage.perform(Claim(address, token, 10))
+            assert isinstance(claimed, Claimed)
+            change = Change(
+                write=Text("w"),
+                head=Head(Text("form"), Text("name"), Text("head")),
+                set={Text("a"): Text("1"), "b": "2"},
+                tags=(Text("user:1"),),
+                memo=Text("memo"),
+                parts={Text("p"): Text("3"), "q": "4"},
+            )
+            await storage.perform(Apply(address, change, Guard(token, claimed.base), "keep", 10))
+            await storage.perform(Apply(address, Change(write="x", unset=(Text("b"),)), Guard(token), "keep", 10))
+            await storage.perform(Release(address, token))
+            stored = await storage.perform(Get(address, (Text("p"),)))
+            assert (stored.head, stored.fields, stored.tags) == ("head", {"a": "1"}, ("user:1",))
+            assert stored.parts == {"p": "3"}
+            assert (await storage.perform(Claim(address, token, 10))).memo == "memo"
+
+        await use(0)
+        # Together they are one call for several hash tags in a Cluster.
+        await asyncio.gather(*[use(key) for key in range(1, 20)])
+
+
+async def test_the_server_knows_the_driver_whose_version_is_not_read_for_each_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("redis.utils.get_lib_version", None)
+    async with open_storage(Redis(Path()).place()) as storage:
+        await storage.update_data("bot", 1, {"a": 1})
+        monkeypatch.undo()
+        with the_server().client() as client:
+            versions = {each["lib-ver"] for each in client.client_list() if each["lib-name"] == "redis-py"}
+    assert redis.__version__ in versions
+
+
+async def test_the_name_of_a_given_client_is_kept() -> None:
+    own = redis.DriverInfo("mine", "1.2")
+    async with redis.asyncio.Redis(port=the_server().port, driver_info=own) as given:
+        async with RedisStorage(given, prefix=uuid.uuid4().hex) as storage:
+            await storage.update_data("bot", 1, {"a": 1})
+            with the_server().client() as client:
+                assert "mine" in {each["lib-name"] for each in client.client_list()}

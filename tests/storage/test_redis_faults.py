@@ -34,8 +34,8 @@ from tests.servers.proxy import CERTIFICATE, Proxy
 from tests.servers.redis import RedisServer, system_binary, the_cluster, the_server
 
 BOT = "bot"
-#: The letter of a claim among the arguments of the batch script.
-CLAIM = b"$1\r\nC\r\n"
+#: A claim among the arguments of the batch script: its letter and the number of arguments that follow, in msgpack.
+CLAIM = b"\xa1C\x03"
 
 
 def prefix() -> str:

@@ -1,10 +1,11 @@
 -- Run one batch. Each operation succeeds or fails by itself.
 --
 -- KEYS: "-", the journal, then the record of each operation. All have one hash tag.
--- ARGV: now, width, the number of the batch ("0": none), how to use the journal, then for each operation its letter,
--- the number of arguments that follow, and these. Returns now and a result for each operation.
+-- ARGV: now, width, and the other arguments as one msgpack array: the number of the batch (0: none), how to use the
+-- journal, then for each operation its letter, the number of arguments that follow, and these. Returns now and a result
+-- for each operation.
 --
--- A call for several hash tags of one node has no KEYS. ARGV: now, width, the lane, the number of the batch for its
+-- A call for several hash tags of one node has no KEYS. Its other arguments: the lane, the number of the batch for its
 -- journals, that for its fences, then for each hash tag how to use the journal, the number of operations, their records, and
 -- the operations as above. Returns now and a result for each operation. Each hash tag succeeds or fails by itself: if it
 -- fails, its results are the text of an error.
@@ -12,6 +13,9 @@
 -- The journal of writes ("journal") keeps the number and the results of the last batch: the same number returns the
 -- kept results, a lower number is refused. Claims have a fence instead, which is only a number: a batch with a lower
 -- number is refused ("check"). The first batch after an unanswered one also raises the fence to its number ("raise").
+
+-- A batch has hundreds of arguments. Packed into one they cost the client and the server less.
+local ARGV = cmsgpack.unpack(ARGV[3])
 
 local function in_pieces(command, key, list, size)
   if size <= MOST then
@@ -263,7 +267,7 @@ end
 local function write_record(key, prefix, name, at, given, held, old)
   local alive, version, base, expires, deadline, tags = old[1] and true, old[2], old[4], old[5], old[6], old[7]
   local flow, queue = old[8], old[9]
-  local write, sets = ARGV[at + WRITE], tonumber(ARGV[at + SETS])
+  local write, sets = ARGV[at + WRITE], ARGV[at + SETS]
   local unset, parts, texts, unparts = given.u, given.p, given.t, given.q
   -- An expired record is only hidden: a write by its holder restores it, any other write starts a new one.
   local expired = alive and expires and tonumber(expires) <= now
@@ -477,7 +481,7 @@ end
 function operations.A(key, at, last, leased)
   local prefix, name = sub(key, 1, width), sub(key, width + 3)
   local mode, token, base = ARGV[at + MODE], ARGV[at + TOKEN], ARGV[at + BASE]
-  local named = at + NAMES + tonumber(ARGV[at + SETS])
+  local named = at + NAMES + ARGV[at + SETS]
   local given = options(2 * named - at - NAMES, last)
   local held = token ~= ''
   local lease = prefix .. 'l:' .. name
@@ -581,11 +585,11 @@ local function run(never, journal_key, use, number, names, first, count, at, res
   local journal, size = {}, 0
   for n = 0, count - 1 do
     local key, letter = names[first + n], ARGV[at]
-    local from, next_one = at + 2, at + 2 + tonumber(ARGV[at + 1])
+    local from, next_one = at + 2, at + 2 + ARGV[at + 1]
     local made, result, returning
     if kept and letter == 'A' then
       result = {kept[size + 1], kept[size + 2], kept[size + 3], kept[size + 4]}
-      returning = options(from + NAMES + 2 * tonumber(ARGV[from + SETS]), next_one - 1).r
+      returning = options(from + NAMES + 2 * ARGV[from + SETS], next_one - 1).r
     else
       made, result, returning = pcall(operations[letter], key, from, next_one - 1, lease, memo)
       if not made then
@@ -618,14 +622,14 @@ end
 
 local results = {now_text}
 if #KEYS > 0 then
-  local done = run(KEYS[1], KEYS[2], ARGV[4], tonumber(ARGV[3]), KEYS, 3, #KEYS - 2, 5, results, 1)
+  local done = run(KEYS[1], KEYS[2], ARGV[2], ARGV[1], KEYS, 3, #KEYS - 2, 3, results, 1)
   return type(done) == 'string' and redis.error_reply(done) or results
 end
 
-local lane, number, fence = ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
-local filled, at, size = 1, 6, #ARGV
+local lane, number, fence = ARGV[1], ARGV[2], ARGV[3]
+local filled, at, size = 1, 4, #ARGV
 while at < size do
-  local use, count, first = ARGV[at], tonumber(ARGV[at + 1]), at + 2
+  local use, count, first = ARGV[at], ARGV[at + 1], at + 2
   local prefix = sub(ARGV[first], 1, width)
   local is_journal = use == 'journal'
   local journal_key = prefix .. 'j:' .. lane .. (is_journal and '' or '-')
@@ -640,7 +644,7 @@ while at < size do
   if type(done) == 'string' then
     for n = 1, count do
       results[filled + n] = done
-      at = at + 2 + tonumber(ARGV[at + 1])
+      at = at + 2 + ARGV[at + 1]
     end
   else
     at = done

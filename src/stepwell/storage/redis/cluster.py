@@ -88,8 +88,8 @@ class Cluster:
     def node_of_all(self, groups: Collection[Group]) -> ClusterNode | None:
         """Return the node that has the hash tags of all these calls, if there is one."""
         owners = self.owners
-        nodes = {owners[tag] for _, tag, _ in groups}
-        return nodes.pop() if len(nodes) == 1 else None
+        nodes = [owners[tag] for _, tag, _ in groups]
+        return nodes[0] if nodes.count(nodes[0]) == len(nodes) else None
 
     def _start_watch(self) -> None:
         if self._watch is None:

@@ -14,7 +14,7 @@ from stepwell.record import Address
 from stepwell.storage.operations import Operation, Result
 from stepwell.storage.redis.client import Reply
 from stepwell.storage.redis.server import Answer
-from stepwell.storage.redis.wire import arguments, result
+from stepwell.storage.redis.wire import Argument, arguments, result
 
 __all__ = ["Group", "joined_arguments", "joined_results", "separate_answers"]
 
@@ -24,20 +24,20 @@ Group: TypeAlias = tuple[bool, int, Sequence[int]]
 
 def joined_arguments(
     operations: Sequence[Operation], groups: Collection[Group], uses: Sequence[str], record: Callable[[Address], str]
-) -> list[str]:
+) -> list[Argument]:
     """Return the arguments for these groups.
 
     ``uses``: how each of them uses its journal. ``record``: returns the key of a record.
     """
-    row: list[str] = []
+    row: list[Argument] = []
     for (_, _, indexes), use in zip(groups, uses, strict=True):
         if len(indexes) == 1:
             # The usual case.
             operation = operations[indexes[0]]
-            row += use, "1", record(operation.address)
+            row += use, 1, record(operation[0])
             row += arguments(operation)
         else:
-            row += use, str(len(indexes))
+            row += use, len(indexes)
             row += [record(operations[n].address) for n in indexes]
             for n in indexes:
                 row += arguments(operations[n])

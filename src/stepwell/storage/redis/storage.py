@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
 
+from stepwell.codec.json import to_msgpack
 from stepwell.errors import InvalidOption, NotReplicated, StorageClosed, StorageError, StorageUnavailable
 from stepwell.record import Address, Limits
 from stepwell.storage.contract import Storage
@@ -215,7 +216,7 @@ class RedisStorage(Storage):
                 self._parked.discard(tag)
             return _REST, node
         before = self._write_nodes[tag]
-        if node != before:
+        if node is not before and node != before:
             # Writes to one address keep their order, so they stay in their lane until it has sent what it is sending.
             lane = self._lanes.get((_WRITES, before))
             if lane is not None and not lane.idle:
@@ -308,14 +309,11 @@ class RedisStorage(Storage):
         With a number the journal of the lane is used for writes, with a ``fence`` its fence for other operations.
         """
         groups = self._grouped(operations, split=bool(fence))
-        uses = []
-        fences: set[tuple[str, int]] = set()
-        for writes, tag, _ in groups:
-            if writes or not fence:
-                uses.append(_JOURNAL)
-            else:
-                fences.add((lane, tag))
-                uses.append(_RAISE if (lane, tag) in self._unsure else _CHECK)
+        unsure = self._unsure
+        uses = [
+            _JOURNAL if writes or not fence else _RAISE if unsure and (lane, tag) in unsure else _CHECK
+            for writes, tag, _ in groups
+        ]
         try:
             joined = None
             if len(groups) > 1:
@@ -323,7 +321,8 @@ class RedisStorage(Storage):
             if joined is not None:
                 found = joined_results(operations, groups, joined)
                 if found is not None:
-                    self._unsure -= fences
+                    if unsure:
+                        unsure -= _fences(lane, groups, uses)
                     return found
                 answers: Sequence[Answer | StorageUnavailable] = await self._send_rest(
                     operations,
@@ -342,9 +341,10 @@ class RedisStorage(Storage):
                     requests.append(self._batch(tag, operations, indexes, lane=lane, number=its_number, use=use))
                 answers = await self._send(lane, requests, wait)
         except BaseException:
-            self._unsure |= fences
+            unsure |= _fences(lane, groups, uses)
             raise
-        self._unsure -= fences
+        if unsure:
+            unsure -= _fences(lane, groups, uses)
         results: list[Result] = [None] * len(operations)
         for (writes, tag, indexes), answer in zip(groups, answers, strict=True):
             try:
@@ -385,9 +385,10 @@ class RedisStorage(Storage):
         node = self._server.node_of_all(groups)
         if node is None:
             return None
-        basics = "EVALSHA", _BATCH.sha, "0", self._now(), self._keys.width, lane, str(number), str(fence)
         row = joined_arguments(operations, groups, uses, self._keys.record)
-        answer = await self._server.call_node(lane, node, (*basics, *row), wait)
+        packed = to_msgpack([lane, number, fence, *row])
+        command = "EVALSHA", _BATCH.sha, "0", self._now(), self._keys.width, packed
+        answer = await self._server.call_node(lane, node, command, wait)
         # A refused call was not run. The node may not have the script yet, or is not ready: separate calls handle this.
         return None if type(answer[0]) is Refused else answer
 
@@ -431,13 +432,13 @@ class RedisStorage(Storage):
             return [(Apply in {*map(type, operations)}, 0, range(len(operations)))]
         groups: dict[int, tuple[bool, int, list[int]]] = {}
         for n, operation in enumerate(operations):
-            tag = tag_of(operation.address)
+            tag = tag_of(operation[0])
             writes = not split or type(operation) is Apply
-            found = groups.get(tag if writes else ~tag)
-            if found is None:
-                groups[tag if writes else ~tag] = writes, tag, [n]
+            name = tag if writes else ~tag
+            if name in groups:
+                groups[name][2].append(n)
             else:
-                found[2].append(n)
+                groups[name] = writes, tag, [n]
         return groups.values()
 
     def _batch(
@@ -457,7 +458,8 @@ class RedisStorage(Storage):
                 names.append(keys.record(operations[n].address))
                 row += arguments(operations[n])
         count = str(len(names) + 2)
-        command = "EVALSHA", _BATCH.sha, count, f"{prefix}-", journal, *names, now, keys.width, str(number), use, *row
+        packed = to_msgpack([number, use, *row])
+        command = "EVALSHA", _BATCH.sha, count, f"{prefix}-", journal, *names, now, keys.width, packed
         # Without a call of the constructor, which is a Python function.
         return tuple.__new__(Request, (tag, _BATCH, command))
 
@@ -559,6 +561,11 @@ class RedisStorage(Storage):
         until, key = max((float(text.partition(" ")[0]), key) for key, text in leases.items())
         remaining = until - (times[0] if self.clock is None else self.clock())
         return {"seconds": remaining, **decode_address(key.partition("}:l:")[2])._asdict()} if remaining > 0 else None
+
+
+def _fences(lane: str, groups: Collection[Group], uses: Sequence[str]) -> set[tuple[str, int]]:
+    """Return the lane and the hash tag of each fence that a batch uses."""
+    return {(lane, tag) for (_, tag, _), use in zip(groups, uses, strict=True) if use is not _JOURNAL}
 
 
 def _has_tag(tag: int, operation: Operation) -> bool:

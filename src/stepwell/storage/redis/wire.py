@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from hashlib import sha1
 from importlib.resources import files
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from zlib import crc32
 
 from stepwell.errors import (
@@ -22,11 +22,12 @@ from stepwell.errors import (
     VersionChanged,
 )
 from stepwell.record import KEEP, TURN, Address, Range, Stored, Version
-from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Operation, Result, Taken
+from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Guard, Operation, Result, Taken
 from stepwell.storage.queue_text import queue_of, queue_text
 
 __all__ = [
     "TAGS",
+    "Argument",
     "Keys",
     "Script",
     "arguments",
@@ -119,21 +120,28 @@ def decode_address(text: str) -> Address:
 
 # Arguments
 
+#: An argument of the batch script. All arguments of a batch are sent as one msgpack array.
+Argument: TypeAlias = str | float
 
-def arguments(operation: Operation) -> Sequence[str]:
+
+def arguments(operation: Operation) -> Sequence[Argument]:
     """Return an operation for the batch script: its letter, the number of arguments that follow, and these."""
     if isinstance(operation, Apply):
         return _apply(operation)
     if isinstance(operation, Claim):
-        return "C", "3", operation.token, repr(float(operation.lease)), "1" if operation.renew else ""
+        _, token, lease, renew = operation
+        return "C", 3, token, float(lease), "1" if renew else ""
     if isinstance(operation, Get):
         parts = operation.parts
         if isinstance(parts, Range):
-            return "G", "5", "r", *_range(parts)
+            return "G", 5, "r", *_range(parts)
         if isinstance(parts, tuple):
-            return "G", str(1 + len(parts)), "n", *parts
-        return "G", "1", "1" if parts else ""
-    return "R", "1", operation.token
+            return "G", 1 + len(parts), "n", *parts
+        return "G", 1, "1" if parts else ""
+    return "R", 1, operation.token
+
+
+_UNGUARDED: Final = Guard()
 
 
 def _range(wanted: Range) -> tuple[str, str, str, str]:
@@ -146,55 +154,61 @@ def _range(wanted: Range) -> tuple[str, str, str, str]:
     )
 
 
-def _apply(apply: Apply) -> list[str]:
-    change, guard = apply.change, apply.guard
-    fields = change.set
-    if change.delete:
-        mode = "forget" if change.forget else "delete"
+def _apply(apply: Apply) -> list[Argument]:
+    # Unpacked at once: an access to a field of a NamedTuple by its name is slow.
+    _, change, guard, then, lease, returning = apply
+    (
+        write, replace, delete, forget, fresh, head, fields, unset, tags, deadline, expiry, memo, parts, limit, queue,
+        drop,
+    ) = change  # fmt: skip
+    if delete:
+        mode = "forget" if forget else "delete"
     else:
-        mode = "replace" if change.replace else "merge"
-    if guard is None:
-        token, base = "", "-"
-    else:
-        token, base = guard.token or "", "-" if guard.base is None else "=" + guard.base
-    row = ["A", "", mode, change.write, token, base, str(change.limit), str(len(fields)), *fields, *fields.values()]
-    if guard is not None and guard.version is not None:
-        row += ("n", str(guard.version.number), "w", guard.version.write)
-    if guard is not None and guard.absent:
+        mode = "replace" if replace else "merge"
+    token, base, version, absent = guard or _UNGUARDED
+    row: list[Argument] = [
+        "A", 0, mode, write, token or "", "-" if base is None else "=" + base, str(limit), len(fields), *fields,
+        *fields.values(),
+    ]  # fmt: skip
+    if version is not None:
+        row += ("n", str(version.number), "w", version.write)
+    if absent:
         row += ("b", "1")
-    if apply.then == "keep":
-        row += ("k", repr(float(apply.lease)))
-    if apply.returning:
+    if then == "keep":
+        row += ("k", float(lease))
+    if returning:
         row += ("r", "1")
-    head = change.head
     if head is not KEEP:
-        row += ("h", head.text)
-        if head.flow is not None:
-            row += ("a", head.flow)
-        if head.state is not None:
-            row += ("s", head.state)
-    if change.memo is not KEEP:
-        row += ("m", change.memo)
-    if change.deadline is not KEEP:
-        row += ("d", "-" if change.deadline is None else repr(float(change.deadline)))
-    if change.expiry is not KEEP:
-        row += ("e", "-" if change.expiry is None else repr(float(change.expiry)))
-    if change.tags is not KEEP:
-        row += ("g", "".join([_escaped(tag) + "\n" for tag in change.tags]))
-    if change.queue is not KEEP:
-        row += ("o", "-" if change.queue is None else queue_text(change.queue))
-    if change.fresh:
+        flow, state, text = head
+        row += ("h", text)
+        if flow is not None:
+            row += ("a", flow)
+        if state is not None:
+            row += ("s", state)
+    if memo is not KEEP:
+        row += ("m", memo)
+    if deadline is not KEEP:
+        row += ("d", "-" if deadline is None else float(deadline))
+    if expiry is not KEEP:
+        row += ("e", "-" if expiry is None else float(expiry))
+    if tags is not KEEP:
+        row += ("g", "".join([_escaped(tag) + "\n" for tag in tags]))
+    if queue is not KEEP:
+        row += ("o", "-" if queue is None else queue_text(queue))
+    if fresh:
         row += ("f", "1")
-    for name in dict.fromkeys(change.unset):
-        # A field that one change both unsets and sets is set.
-        if name not in fields:
-            row += ("u", name)
-    for name, text in change.parts.items():
-        row += ("q", name) if text is None else ("p", name, "t", text)
-    if change.drop is not None:
-        for argument in _range(change.drop):
+    if unset:
+        for name in dict.fromkeys(unset):
+            # A field that one change both unsets and sets is set.
+            if name not in fields:
+                row += ("u", name)
+    if parts:
+        for name, part in parts.items():
+            row += ("q", name) if part is None else ("p", name, "t", part)
+    if drop is not None:
+        for argument in _range(drop):
             row += ("l", argument)
-    row[1] = str(len(row) - 2)
+    row[1] = len(row) - 2
     return row
 
 
@@ -238,7 +252,9 @@ def result(operation: Operation, reply: list[Any], now: float) -> Result:
         fields = paired(reply[1])
         base = fields.get("$b", "")
         found = stored(operation.address, fields, now, None)
-        return found if isinstance(found, StepwellError) else _new(Claimed, (found, base, reply[2], now))
+        if found is None or type(found) is Stored:
+            return _new(Claimed, (found, base, reply[2], now))
+        return found
     if code == "ERROR":
         return refusal(reply[1], operation.address)
     if isinstance(operation, Get):
@@ -265,26 +281,25 @@ def stored(
     if take("$z", None) is None:
         return None
     try:
-        expires = take("$e", None)
-        expires_at = None if expires is None else float(expires)
-        if expires_at is not None and expires_at <= now:
-            return None
-        deadline = take("$d", None)
-        tags = take("$g", None)
+        expires_at = None
+        if "$e" in fields:
+            expires_at = float(take("$e"))
+            if expires_at <= now:
+                return None
+        # The index texts of the head.
         take("$f", None)
         take("$s", None)
-        queue = take("$q", None)
         return Stored(
-            version=_new(Version, (int(take("$v")), take("$w"))),
-            base=take("$b", ""),
-            written_at=float(take("$t")),
-            head=take("$h", None),
-            fields=fields,
-            tags=() if tags is None else _tags(tags),
-            expires_at=expires_at,
-            deadline=None if deadline is None else float(deadline),
-            parts=parts,
-            queue=None if queue is None else queue_of(queue),
+            _new(Version, (int(take("$v")), take("$w"))),
+            take("$b") if "$b" in fields else "",
+            float(take("$t")),
+            take("$h", None),
+            fields,
+            _tags(take("$g")) if "$g" in fields else (),
+            expires_at,
+            float(take("$d")) if "$d" in fields else None,
+            parts,
+            queue_of(take("$q")) if "$q" in fields else None,
         )
     except (KeyError, ValueError):
         return _damaged(address)
