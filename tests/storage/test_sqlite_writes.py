@@ -266,6 +266,24 @@ async def test_the_wal_does_not_grow_without_bound(tmp_path: Path, monkeypatch: 
     assert largest < 3 * 200 * 1048
 
 
+async def test_the_wal_is_overwritten_rather_than_extended_by_commits_that_become_larger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "CHECKPOINT_COMMITS", 60)
+    wal = tmp_path / "bot.db-wal"
+    async with SQLiteStorage(str(tmp_path / "bot.db"), sweep_every=None) as storage:
+        for number in range(70):
+            await storage.update_data(BOT, 1, {"text": f"{number:04}" * 1_500})
+        size = wal.stat().st_size
+        for number in range(300):
+            await storage.update_data(BOT, 1, {"text": f"{number:04}" * 2_000})
+        assert wal.stat().st_size == size
+        # Twice as large commits need a longer WAL, because checkpoints wait for the disk too.
+        for number in range(100):
+            await storage.update_data(BOT, 1, {"text": f"{number:04}" * 8_000})
+        assert wal.stat().st_size > size
+
+
 async def test_a_reader_that_never_ends_does_not_stop_the_writers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,6 +301,64 @@ async def test_a_reader_that_never_ends_does_not_stop_the_writers(
             await storage.update_data(BOT, number % 7, {"n": number})
         assert Path(path + "-wal").stat().st_size <= 8 * 50 * 1048 + 200_000
         reader.close()
+
+
+@pytest.fixture
+def checkpoints(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Collect whether each checkpoint copied the whole WAL."""
+    outcomes: list[bool] = []
+    original = connection.SQLiteFile.checkpoint
+
+    def checkpoint(file: connection.SQLiteFile, *, cut: bool = False) -> bool:
+        outcomes.append(original(file, cut=cut))
+        return outcomes[-1]
+
+    monkeypatch.setattr(connection.SQLiteFile, "checkpoint", checkpoint)
+    return outcomes
+
+
+async def test_a_reader_that_never_ends_does_not_cause_more_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoints: list[bool]
+) -> None:
+    monkeypatch.setattr(connection, "CHECKPOINT_COMMITS", 60)
+    path = str(tmp_path / "bot.db")
+    async with SQLiteStorage(path, sweep_every=None) as storage:
+        await storage.update_data(BOT, 1, {"n": 0})
+        reader = apsw.Connection(path)
+        reader.execute("BEGIN")
+        assert reader.execute("SELECT count(*) FROM field").get == 1
+        for number in range(1, 300):
+            await storage.update_data(BOT, 1, {"n": number})
+        # It waits for the last checkpoint.
+        await storage.sweep()
+        assert checkpoints == [False] * 5
+        reader.close()
+
+
+async def test_a_wal_that_could_not_be_truncated_is_overwritten_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoints: list[bool]
+) -> None:
+    monkeypatch.setattr(connection, "CHECKPOINT_COMMITS", 60)
+    path = str(tmp_path / "bot.db")
+    async with SQLiteStorage(path, sweep_every=None, patience=0.05) as storage:
+
+        async def write(count: int, length: int) -> None:
+            for number in range(count):
+                await storage.update_data(BOT, 1, {"text": f"{number:04}" * length})
+            await storage.sweep()
+
+        await write(60, 1_500)
+        await write(1, 1)
+        assert checkpoints == [True]
+        reader = apsw.Connection(path)
+        reader.execute("BEGIN")
+        assert reader.execute("SELECT count(*) FROM field").get == 1
+        assert not storage._file.checkpoint(cut=True)
+        reader.close()
+        await write(60, 1)
+        # These commits are larger, but the file of the WAL still has the length of the first ones.
+        await write(120, 500)
+        assert checkpoints == [True, False, True, True, True]
 
 
 async def test_reads_run_on_the_loop_and_keep_no_snapshot(tmp_path: Path) -> None:

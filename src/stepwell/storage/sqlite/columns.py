@@ -14,7 +14,7 @@ from zlib import crc32
 from stepwell.record import KEEP, Change
 from stepwell.storage.queue_text import queue_text, time_text
 
-__all__ = ["Row", "checksum", "name_hash", "row_and_sizes", "sealed", "update", "written"]
+__all__ = ["NOTHING", "Row", "checksum", "name_hash", "row_and_sizes", "sealed", "update", "written"]
 
 
 class Row(NamedTuple):
@@ -41,6 +41,8 @@ class Row(NamedTuple):
     checksum: int | None = None
 
 
+#: The row of an address without a record.
+NOTHING = Row()
 #: Packing numbers is much faster than formatting them as text.
 _pack = Struct("<qdqqddqq").pack
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
 import random
 import shutil
@@ -37,6 +38,8 @@ PAGE_SIZE: Final = 1024
 CHECKPOINT_PAGES: Final = 16_000
 #: A WAL with this many durable commits is copied too: a growing file is slower to sync than an overwritten one.
 CHECKPOINT_COMMITS: Final = 250
+#: After half as many commits, the WAL is copied once its end is this many pages before the end of its file.
+_NEAR_END: Final = 32
 #: apsw drops a prepared statement after this many other calls, so this is more than the calls of one batch. 512 is the
 #: largest size that apsw has.
 CACHED_STATEMENTS: Final = 512
@@ -65,6 +68,10 @@ class SQLiteFile:
         self.wants_checkpoint: bool = False
         #: Durable commits since the WAL was last copied into the file.
         self._commits = 0
+        #: Pages of the WAL's file, as far as known.
+        self._wal_length = 0
+        #: A WAL with more pages than this is near the end of its file. Infinite if the file grows with each commit.
+        self._near_end: float = math.inf
         self._patience = patience
         self._until = 0.0
         self._checkpoint_at = CHECKPOINT_PAGES
@@ -144,7 +151,11 @@ class SQLiteFile:
         if durable:
             self._commits += not self.memory
             self.check(written=True)
-        if self.wal_pages >= self._checkpoint_at or self._commits >= CHECKPOINT_COMMITS:
+        if (
+            self.wal_pages >= self._checkpoint_at
+            or self._commits >= CHECKPOINT_COMMITS
+            or (self._commits * 2 > CHECKPOINT_COMMITS and self.wal_pages > self._near_end)
+        ):
             self.wants_checkpoint = True
         return result
 
@@ -196,9 +207,14 @@ class SQLiteFile:
             pages, copied = self.wal_pages, -1
         else:
             self._outage.worked()
-        self.wal_pages = 0 if pages == copied else pages
+        complete = pages == copied
+        self.wal_pages = 0 if complete else pages
         self._checkpoint_at = CHECKPOINT_PAGES + self.wal_pages
-        return pages == copied
+        self._wal_length = 0 if complete and cut else max(self._wal_length, pages)
+        # Only a WAL that was copied completely is overwritten. Any other grows, whether it is copied early or not.
+        overwritten = complete and self._wal_length > _NEAR_END
+        self._near_end = self._wal_length - _NEAR_END if overwritten else math.inf
+        return complete
 
     def erase(self, most: int | None) -> bool:
         """Rewrite the file without its free space and truncate the WAL; return whether both were done.

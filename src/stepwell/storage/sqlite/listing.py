@@ -9,8 +9,9 @@ from stepwell.record import Address
 from stepwell.storage.listing import ANY, Any_, Beside, Due, Page, Query, StateCount, Swept
 from stepwell.storage.queue_text import END
 from stepwell.storage.sqlite.columns import Row, row_and_sizes, sealed
-from stepwell.storage.sqlite.rows import Rows, is_sound, stored
+from stepwell.storage.sqlite.rows import Rows
 from stepwell.storage.sqlite.schema import QUERIES
+from stepwell.storage.sqlite.stored import is_sound, stored
 
 __all__ = ["Listing"]
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 from stepwell.errors import (
@@ -17,7 +14,7 @@ from stepwell.errors import (
     TooLarge,
     VersionChanged,
 )
-from stepwell.record import DAY, KEEP, Address, Change, Damage, Range, Stored, Version
+from stepwell.record import DAY, KEEP, Address, Change, Range, Stored, Version
 from stepwell.storage.operations import (
     Applied,
     Apply,
@@ -29,16 +26,27 @@ from stepwell.storage.operations import (
     Result,
     Taken,
 )
-from stepwell.storage.queue_text import queue_of
 from stepwell.storage.reference import weight
-from stepwell.storage.sqlite.columns import Row, checksum, name_hash, row_and_sizes, sealed, update, written
+from stepwell.storage.sqlite.columns import NOTHING, Row, name_hash, row_and_sizes, sealed, update, written
 from stepwell.storage.sqlite.connection import Connection
 from stepwell.storage.sqlite.parts import range_bindings, reading
 from stepwell.storage.sqlite.schema import QUERIES
+from stepwell.storage.sqlite.stored import (
+    FIELDS_DIFFER,
+    IS_RECORD,
+    MISSING,
+    NOT_AS_WRITTEN,
+    contents_of,
+    is_sound,
+    record_of,
+    salvaged,
+    stored,
+    tags_of,
+    text_of,
+    texts_of,
+)
 
-__all__ = ["LargeRecord", "Rows", "is_sound", "stored"]
-
-_NOTHING = Row()
+__all__ = ["LargeRecord", "Rows"]
 
 
 class LargeRecord(StepwellError):
@@ -83,7 +91,7 @@ class Rows:
         address, wanted = get
         query, bindings = reading(address, wanted)
         rows = self.read(query, bindings) if self._most is None else self._read_small_record(query, bindings, wanted)
-        row, fields, parts = _contents(rows)
+        row, fields, parts = contents_of(rows)
         if wanted is False:
             return stored(address, row, fields, now)
         if isinstance(wanted, tuple):
@@ -93,7 +101,7 @@ class Rows:
 
     def fields(self, address: Sequence[str]) -> dict[str, str]:
         """Return all fields of a record."""
-        return _texts(self.read(QUERIES["fields"], address))
+        return texts_of(self.read(QUERIES["fields"], address))
 
     def put(self, address: Sequence[str], old: Row | None, new: Row) -> None:
         """Write the columns of a record that differ. ``new`` has its checksum."""
@@ -109,7 +117,7 @@ class Rows:
         except UnicodeDecodeError:
             width = len(self._execute(query, bindings).get_description())
             found = self._execute(_as_bytes(query, width), bindings).fetchall()
-            found = [tuple([_text(value) for value in row]) for row in found]
+            found = [tuple([text_of(value) for value in row]) for row in found]
         return found
 
     def drop_contents(self, address: Sequence[str]) -> None:
@@ -119,7 +127,7 @@ class Rows:
 
     def retag(self, address: Sequence[str], old: str | None, new: Sequence[str]) -> None:
         """Update the index of tags after the tags of a record have changed."""
-        before = set(_tags(old))
+        before = set(tags_of(old))
         for tag in before.difference(new):
             self._execute(QUERIES["unset_tag"], (*address, tag))
         for tag in new:
@@ -133,7 +141,7 @@ class Rows:
             first = cursor.fetchone()
             if first is None:
                 return []
-            if first[0] != _IS_RECORD or not self._is_large(first[_BYTES]):
+            if first[0] != IS_RECORD or not self._is_large(first[_BYTES]):
                 return [first, *cursor.fetchall()]
             if wanted is not True and not self._has_large_fields(bindings[:2]):
                 # Most of it are parts, of which few may be wanted.
@@ -182,7 +190,7 @@ class Rows:
             memo = texts.pop()[1]
             memo = memo if type(memo) is str else None
         base = row.base if row is not None and type(row.base) is str else ""
-        return _new(Claimed, (stored(address, row, _texts(texts), now), base, memo, now))
+        return _new(Claimed, (stored(address, row, texts_of(texts), now), base, memo, now))
 
     def _release(self, release: Release, now: float) -> None:
         address, token = release
@@ -198,18 +206,18 @@ class Rows:
             token, base, version, absent = guard
         names = tuple(dict.fromkeys((*texts, *unset))) if unset else tuple(texts)
         old, fields, sizes = self._read_before(address, names, returning)
-        row = old or _NOTHING
+        row = old or NOTHING
         refused: StepwellError | None = None
         damage = None
         if old is not None and not is_sound(address, old):
-            damage = _NOT_AS_WRITTEN
+            damage = NOT_AS_WRITTEN
         elif not row.alive and self.read(QUERIES["has_contents"], address)[0][0]:
-            damage = _MISSING
+            damage = MISSING
         if damage is not None:
             if not delete and (not replace or head is KEEP):
                 return CorruptRecord(address.text, *damage)
             # A write that replaces or removes the whole record is allowed: it repairs the damage.
-            row = _salvaged(row)
+            row = salvaged(row)
         alive, expires_at = row.alive, row.expires_at
         expired = expires_at is not None and expires_at <= now
         if base is not None and base != row.base:
@@ -237,7 +245,7 @@ class Rows:
         if drops and alive:
             self.drop_contents(address)
         if new.tags != row.tags:
-            self.retag(address, row.tags, _tags(new.tags))
+            self.retag(address, row.tags, tags_of(new.tags))
         execute = self._execute
         namespace, key = address
         for name in unset:
@@ -257,8 +265,8 @@ class Rows:
             for name in unset:
                 fields.pop(name, None)
             fields.update(texts)
-            damage = None if sum(map(name_hash, fields)) == new.names else _FIELDS_DIFFER
-            record = _record(new, fields, damage=damage)
+            damage = None if sum(map(name_hash, fields)) == new.names else FIELDS_DIFFER
+            record = record_of(new, fields, damage=damage)
         return _new(Applied, (_new(Version, (new.number, write)), new.base, now, record))
 
     def _read_before(
@@ -317,7 +325,7 @@ class Rows:
             # The sweep finds a memo by the row of its record.
             row = row._replace(expires_at=max(row.expires_at or 0.0, now + DAY))
             self._execute(QUERIES["set_memo"], (*address, change.memo, now + DAY))
-        if row is not _NOTHING and row != old:
+        if row is not NOTHING and row != old:
             self.put(address, old, sealed(address, row))
         return row
 
@@ -331,9 +339,9 @@ class Rows:
         self._execute(QUERIES["drop_record"], address)
         self._execute(QUERIES["drop_memo"], address)
         if held or not self.read(QUERIES["lease"], (*address, lease_now)):
-            return _NOTHING
+            return NOTHING
         # The base shows the current holder that its record was removed. This row is dropped with the lease.
-        row = _NOTHING._replace(base=apply.change.write, expires_at=now)
+        row = NOTHING._replace(base=apply.change.write, expires_at=now)
         self.put(address, None, sealed(address, row))
         return row
 
@@ -390,117 +398,6 @@ def _new_contents(change: Change) -> tuple[int, int, int]:
     return size, sum(map(name_hash, change.set)), sum(map(name_hash, parts))
 
 
-def stored(
-    address: Address,
-    row: Row | None,
-    fields: dict[str, str],
-    now: float,
-    parts: dict[str, str] | None = None,
-    *,
-    all_parts: bool = True,
-) -> Stored | None:
-    """Return a record as readers see it. Decoding a damaged part of it raises ``CorruptRecord``.
-
-    A missing part is noticed only if all parts were read.
-    """
-    damage = None
-    if row is None:
-        if not fields and not parts:
-            return None
-        row, damage = _salvaged(_NOTHING), _MISSING
-    elif not is_sound(address, row):
-        row, damage = _salvaged(row), _NOT_AS_WRITTEN
-    elif not row.alive:
-        if not fields and not parts:
-            return None
-        damage = _MISSING
-    elif row.names is not None and sum(map(name_hash, fields)) != row.names:
-        damage = _FIELDS_DIFFER
-    elif row.expires_at is not None and row.expires_at <= now:
-        return None
-    if parts is not None and all_parts and row.part_names is not None and sum(map(name_hash, parts)) != row.part_names:
-        parts = {**parts, DAMAGED: Damage(*_PARTS_DIFFER)}
-    return _record(row, fields, parts, damage)
-
-
-def _record(
-    row: Row, fields: dict[str, str], parts: dict[str, str] | None = None, damage: tuple[str, str] | None = None
-) -> Stored:
-    """Return the record of a row, even if it has expired."""
-    number, write, base, written_at, _, _, _, head, tags, _, expires_at, deadline, _, _, queue, _ = row
-    if damage is not None:
-        # Both are marked: some readers decode only the head, others only the fields.
-        head = Damage(*damage, head)
-        fields[DAMAGED] = Damage(*damage)
-    version = _new(Version, (number, write))
-    place = None if queue is None else queue_of(queue)
-    return Stored(version, base, written_at, head, fields, _tags(tags), expires_at, deadline, parts, place)
-
-
-def is_sound(address: Sequence[str], row: Row) -> bool:
-    """Return whether a row matches its checksum. Without a checksum, only the types of its columns are checked."""
-    check = row[-1]
-    if check is None and row.names is None and row.part_names is None:
-        return row.queue is None and all(type(value) in kinds for value, kinds in zip(row, _TYPES, strict=False))
-    try:
-        return check == checksum(address, row[:-1])
-    except struct.error:
-        return False
-
-
-def _salvaged(row: Row) -> Row:
-    """Return the usable columns of a damaged row, so that the record can be replaced or removed."""
-    number, write, base, _, _, _, _, head, tags, *_ = row
-    return Row(
-        number if type(number) is int and 0 <= number < _LARGEST else 0,
-        write if type(write) is str else "",
-        base if type(base) is str else "",
-        alive=1,
-        head=head if type(head) is str else None,
-        tags=tags if type(tags) is str and _tags(tags) else None,
-    )
-
-
-def _contents(rows: list[Any]) -> tuple[Row | None, dict[str, str], dict[str, str]]:
-    """Return the row, the fields and the parts in the result of a query for one record."""
-    row = None
-    fields: dict[str, str] = {}
-    parts: dict[str, str] = {}
-    for found in rows:
-        kind = found[0]
-        if kind == _IS_RECORD:
-            row = _new(Row, found[1:])
-            continue
-        name, text = found[1], found[2]
-        if type(name) is not str or type(text) is not str:
-            # Such a value fails its checksum.
-            name, text = str(_text(name)), str(_text(text))
-        (fields if kind == _IS_FIELD else parts)[name] = text
-    return row, fields, parts
-
-
-def _texts(rows: list[Any]) -> dict[str, str]:
-    """Return names and texts in the result of a query for them."""
-    texts: dict[str, str] = {}
-    for found in rows:
-        name, text = found
-        if type(name) is not str or type(text) is not str:
-            # Such a value fails its checksum.
-            name, text = str(_text(name)), str(_text(text))
-        texts[name] = text
-    return texts
-
-
-@lru_cache(maxsize=4096)
-def _tags(text: str | None) -> tuple[str, ...]:
-    try:
-        tags = json.loads(text) if text else ()
-    except ValueError:
-        # Tags are only an index. A record with damaged tags can still be read, replaced and removed.
-        return ()
-    return tuple([tag for tag in tags if type(tag) is str]) if type(tags) is list else ()
-
-
 def _as_bytes(query: str, width: int) -> str:
     """Return the same query, which has this many columns, with its texts as bytes."""
     columns = [f"c{number}" for number in range(width)]
@@ -508,31 +405,10 @@ def _as_bytes(query: str, width: int) -> str:
     return f"WITH damaged ({', '.join(columns)}) AS ({query}) SELECT {chosen} FROM damaged"  # noqa: S608
 
 
-def _text(value: Any) -> Any:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
-
-
-#: The name of the field or part that marks damage. No written field or part has it.
-DAMAGED = "$damaged"
-_MISSING = ("its row", "is missing, but its fields or parts are there")
-_NOT_AS_WRITTEN = ("its row", "does not match its checksum")
-_FIELDS_DIFFER = ("its fields", "are not the ones that were written")
-_PARTS_DIFFER = ("its parts", "are not the ones that were written")
-#: A limit for version numbers of damaged rows.
-_LARGEST = 1 << 62
-#: The first column of the queries for whole records, and the position of ``bytes`` in their first row.
-_IS_RECORD, _IS_FIELD, _IS_PART = range(3)
+#: The position of ``bytes`` in the first row of a query for a whole record.
 _BYTES = 1 + Row._fields.index("bytes")
 _COLUMNS = len(Row._fields)
 #: A query for a row reads the sizes of this many fields too.
 _SIZES = 4
 #: Makes a NamedTuple without a call of its constructor, which is a Python function.
 _new = tuple.__new__
-_TEXT = frozenset({str})
-_MAYBE_TEXT = frozenset({str, type(None)})
-_NUMBER, _TIME, _MAYBE_TIME = frozenset({int}), frozenset({float}), frozenset({float, type(None)})
-#: The types of the columns of a row, up to ``deadline``.
-_TYPES = (
-    *(_NUMBER, _TEXT, _TEXT, _TIME, _NUMBER),
-    *(_MAYBE_TEXT, _MAYBE_TEXT, _MAYBE_TEXT, _MAYBE_TEXT, _NUMBER, _MAYBE_TIME, _MAYBE_TIME),
-)

@@ -1,0 +1,167 @@
+"""Records as readers see them, from the rows of one or of several queries; and the usable columns of damaged rows."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from stepwell.record import Address, Damage, Stored, Version
+from stepwell.storage.queue_text import queue_of
+from stepwell.storage.sqlite.columns import NOTHING, Row, checksum, name_hash
+
+__all__ = [
+    "FIELDS_DIFFER",
+    "IS_RECORD",
+    "MISSING",
+    "NOT_AS_WRITTEN",
+    "contents_of",
+    "is_sound",
+    "record_of",
+    "salvaged",
+    "stored",
+    "tags_of",
+    "text_of",
+    "texts_of",
+]
+
+
+def stored(
+    address: Address,
+    row: Row | None,
+    fields: dict[str, str],
+    now: float,
+    parts: dict[str, str] | None = None,
+    *,
+    all_parts: bool = True,
+) -> Stored | None:
+    """Return a record as readers see it. Decoding a damaged part of it raises ``CorruptRecord``.
+
+    A missing part is noticed only if all parts were read.
+    """
+    damage = None
+    if row is None:
+        if not fields and not parts:
+            return None
+        row, damage = salvaged(NOTHING), MISSING
+    elif not is_sound(address, row):
+        row, damage = salvaged(row), NOT_AS_WRITTEN
+    elif not row.alive:
+        if not fields and not parts:
+            return None
+        damage = MISSING
+    elif row.names is not None and sum(map(name_hash, fields)) != row.names:
+        damage = FIELDS_DIFFER
+    elif row.expires_at is not None and row.expires_at <= now:
+        return None
+    if parts is not None and all_parts and row.part_names is not None and sum(map(name_hash, parts)) != row.part_names:
+        parts = {**parts, _DAMAGED: Damage(*_PARTS_DIFFER)}
+    return record_of(row, fields, parts, damage)
+
+
+def record_of(
+    row: Row, fields: dict[str, str], parts: dict[str, str] | None = None, damage: tuple[str, str] | None = None
+) -> Stored:
+    """Return the record of a row, even if it has expired."""
+    number, write, base, written_at, _, _, _, head, tags, _, expires_at, deadline, _, _, queue, _ = row
+    if damage is not None:
+        # Both are marked: some readers decode only the head, others only the fields.
+        head = Damage(*damage, head)
+        fields[_DAMAGED] = Damage(*damage)
+    version = _new(Version, (number, write))
+    place = None if queue is None else queue_of(queue)
+    return Stored(version, base, written_at, head, fields, tags_of(tags), expires_at, deadline, parts, place)
+
+
+def is_sound(address: Sequence[str], row: Row) -> bool:
+    """Return whether a row matches its checksum. Without a checksum, only the types of its columns are checked."""
+    check = row[-1]
+    if check is None and row.names is None and row.part_names is None:
+        return row.queue is None and all(type(value) in kinds for value, kinds in zip(row, _TYPES, strict=False))
+    try:
+        return check == checksum(address, row[:-1])
+    except struct.error:
+        return False
+
+
+def salvaged(row: Row) -> Row:
+    """Return the usable columns of a damaged row, so that the record can be replaced or removed."""
+    number, write, base, _, _, _, _, head, tags, *_ = row
+    return Row(
+        number if type(number) is int and 0 <= number < _LARGEST else 0,
+        write if type(write) is str else "",
+        base if type(base) is str else "",
+        alive=1,
+        head=head if type(head) is str else None,
+        tags=tags if type(tags) is str and tags_of(tags) else None,
+    )
+
+
+def contents_of(rows: list[Any]) -> tuple[Row | None, dict[str, str], dict[str, str]]:
+    """Return the row, the fields and the parts in the result of a query for one record."""
+    row = None
+    fields: dict[str, str] = {}
+    parts: dict[str, str] = {}
+    for found in rows:
+        kind = found[0]
+        if kind == IS_RECORD:
+            row = _new(Row, found[1:])
+            continue
+        name, text = found[1], found[2]
+        if type(name) is not str or type(text) is not str:
+            # Such a value fails its checksum.
+            name, text = str(text_of(name)), str(text_of(text))
+        (fields if kind == _IS_FIELD else parts)[name] = text
+    return row, fields, parts
+
+
+def texts_of(rows: list[Any]) -> dict[str, str]:
+    """Return names and texts in the result of a query for them."""
+    texts: dict[str, str] = {}
+    for found in rows:
+        name, text = found
+        if type(name) is not str or type(text) is not str:
+            # Such a value fails its checksum.
+            name, text = str(text_of(name)), str(text_of(text))
+        texts[name] = text
+    return texts
+
+
+@lru_cache(maxsize=4096)
+def tags_of(text: str | None) -> tuple[str, ...]:
+    """Return the tags in the column of a row."""
+    try:
+        tags = json.loads(text) if text else ()
+    except ValueError:
+        # Tags are only an index. A record with damaged tags can still be read, replaced and removed.
+        return ()
+    return tuple([tag for tag in tags if type(tag) is str]) if type(tags) is list else ()
+
+
+def text_of(value: Any) -> Any:
+    """Return a value that was read as bytes as text, however damaged it is."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+#: The name of the field or part that marks damage. No written field or part has it.
+_DAMAGED = "$damaged"
+MISSING = ("its row", "is missing, but its fields or parts are there")
+NOT_AS_WRITTEN = ("its row", "does not match its checksum")
+FIELDS_DIFFER = ("its fields", "are not the ones that were written")
+_PARTS_DIFFER = ("its parts", "are not the ones that were written")
+#: A limit for version numbers of damaged rows.
+_LARGEST = 1 << 62
+#: The first column of the queries for whole records; the rows of parts have another number.
+IS_RECORD, _IS_FIELD = range(2)
+#: Makes a NamedTuple without a call of its constructor, which is a Python function.
+_new = tuple.__new__
+_TEXT = frozenset({str})
+_MAYBE_TEXT = frozenset({str, type(None)})
+_NUMBER, _TIME, _MAYBE_TIME = frozenset({int}), frozenset({float}), frozenset({float, type(None)})
+#: The types of the columns of a row, up to ``deadline``.
+_TYPES = (
+    *(_NUMBER, _TEXT, _TEXT, _TIME, _NUMBER),
+    *(_MAYBE_TEXT, _MAYBE_TEXT, _MAYBE_TEXT, _MAYBE_TEXT, _NUMBER, _MAYBE_TIME, _MAYBE_TIME),
+)
