@@ -7,10 +7,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 
-from stepwell import MemoryStorage, State, Storage, copy_records
-from stepwell.errors import Busy, InvalidOption, NotCopied, StorageUnavailable, VersionChanged
+from stepwell import MemoryStorage, State, Storage, copy_records, open_storage
+from stepwell.errors import Busy, CorruptRecord, InvalidOption, NotCopied, StorageUnavailable, VersionChanged
 from stepwell.record import RUNS, Address, Change, Queue, Stored
 from stepwell.slot import Slot
 from stepwell.storage import Apply, Claim, Claimed, Copied, Get, Operation, Range, Release, copy
@@ -203,6 +204,37 @@ async def test_a_damaged_record_is_copied_unchanged_and_named() -> None:
     assert (await target.perform(Get(address))).fields == {"a": "00000000 [broken"}
     assert (await target.perform(Get(other, parts=True))).parts == {"items": "00000000 [broken"}
     assert await target.get_data("bot", 2) == {"fine": 1}
+
+
+@pytest.mark.parametrize("target", backends.ALL)
+async def test_damaged_rows_of_sqlite_are_copied_and_named(target: type[Backend], tmp_path: Path) -> None:
+    path = str(tmp_path / "damaged.db")
+    url = f"sqlite:///{path}"
+    async with open_storage(url) as source:
+        for key in range(1, 4):
+            async with Slot(source, "bot", key) as slot:
+                slot.flow, slot.state, slot.data = "form", "name", {"a": key}
+                await slot.commit(parts={"p": key, "q": key})
+        addresses = [source.address("bot", key) for key in (1, 2)]
+    connection = apsw.Connection(path)
+    connection.execute("UPDATE record SET checksum = checksum + 1 WHERE key = '1'")
+    connection.execute("DELETE FROM part WHERE key = '2' AND name = 'q'")
+    connection.close()
+    backend = target(tmp_path)
+    try:
+        async with backend.storage() as storage:
+            copied = await copy_records(url, storage)
+            assert (copied.written, copied.verified) == (3, 3)
+            assert sorted(copied.damaged) == addresses
+            for read in (storage.get_state, storage.get_data):
+                with pytest.raises(CorruptRecord):
+                    await read("bot", 1)
+            seal, record = storage.seal(addresses[1]), await storage.perform(Get(addresses[1], parts=True))
+            with pytest.raises(CorruptRecord):
+                [seal.body("p", name, text) for name, text in record.parts.items()]
+            assert await storage.get_state("bot", 3) == State("form", "name", {"a": 3})
+    finally:
+        await backend.close()
 
 
 class Paging(MemoryStorage):
