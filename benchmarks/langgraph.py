@@ -38,7 +38,7 @@ from stepwell import SQLiteStorage
 from stepwell.adapters.langgraph import StepwellSaver
 from stepwell.storage.postgres import PostgresStorage
 
-ROUNDS = int(os.environ.get("ROUNDS", "5"))
+ROUNDS = int(os.environ.get("ROUNDS", "15"))
 STEPS = 400
 TEXT = secrets.token_hex(5_000)
 

@@ -33,17 +33,22 @@ def packed(checkpoint: Checkpoint, metadata: CheckpointMetadata) -> list[Any] | 
         return None
     versions: Any = checkpoint["channel_versions"]
     seen: Any = checkpoint["versions_seen"]
-    updated = checkpoint["updated_channels"]
+    updated, ts = checkpoint["updated_channels"], checkpoint["ts"]
     if not (type(checkpoint["v"]) is int and isinstance(versions, dict) and (updated is None or type(updated) is list)):
         return None
-    texts = [checkpoint["ts"], *versions, *versions.values(), *seen, *(updated or ())]
+    texts = [ts, *versions, *versions.values(), *seen]
+    if updated:
+        texts += updated
     for its in seen.values():
         if not isinstance(its, dict):
             return None
         texts += its
         texts += its.values()
-    if not (_TEXTS.issuperset(map(type, texts)) and all(map(_is_exact, metadata.values()))):
+    if not _TEXTS.issuperset(map(type, texts)):
         return None
+    for value in metadata.values():
+        if type(value) is not str and not _is_exact(value):
+            return None
     table: dict[Any, int] = {}
     indexes: dict[str, int] = {}
     seen_indexes: dict[str, dict[str, int]] = {}
@@ -54,7 +59,7 @@ def packed(checkpoint: Checkpoint, metadata: CheckpointMetadata) -> list[Any] | 
         for channel, version in its.items():
             node_indexes[channel] = table.setdefault(version, len(table))
     changed = _NEWEST if updated == _newest(versions) else updated
-    return [checkpoint["v"], _micros(checkpoint["ts"]), [*table], indexes, seen_indexes, changed]
+    return [checkpoint["v"], ts, [*table], indexes, seen_indexes, changed]
 
 
 def unpacked(row: Sequence[Any]) -> dict[str, Any]:
@@ -63,6 +68,7 @@ def unpacked(row: Sequence[Any]) -> dict[str, Any]:
     versions = {channel: table[each] for channel, each in versions.items()}
     return {
         "v": v,
+        # Release 0.1.0 stored the microseconds since 1970.
         "ts": _time(ts) if type(ts) is int else ts,
         "channel_versions": versions,
         "versions_seen": {node: {channel: table[each] for channel, each in its.items()} for node, its in seen.items()},
@@ -73,16 +79,12 @@ def unpacked(row: Sequence[Any]) -> dict[str, Any]:
 def _newest(versions: Mapping[str, Any]) -> list[str]:
     """Return the channels with the newest version, which are usually those that the last step has changed."""
     last = max(versions.values(), default=None)
-    return sorted([channel for channel, version in versions.items() if version == last])
-
-
-def _micros(ts: str) -> int | str:
-    """Return the microseconds since 1970 of a time, or the text itself if ``_time`` would not return it."""
-    try:
-        at = datetime.fromisoformat(ts)
-    except ValueError:
-        return ts
-    return (at - _EPOCH) // _MICROSECOND if at.tzinfo is UTC and at.isoformat() == ts else ts
+    newest = []
+    for channel, version in versions.items():
+        if version == last:
+            newest.append(channel)
+    newest.sort()
+    return newest
 
 
 def _time(micros: int) -> str:
@@ -90,6 +92,8 @@ def _time(micros: int) -> str:
 
 
 def _is_exact(value: Any) -> bool:
+    if type(value) is int:
+        return bool(-_INT64 <= value < _INT64)
     if isinstance(value, dict):
         return _TEXTS.issuperset(map(type, value)) and _TEXTS.issuperset(map(type, value.values()))
     return type(value) in _EXACT or is_small(value)

@@ -34,7 +34,7 @@ def name(kind: str, *path: str) -> str:
 
 def checkpoint_name(namespace: str, checkpoint_id: str) -> str:
     """Return the name of a checkpoint's part."""
-    return name(CHECKPOINT, namespace, checkpoint_id)
+    return f"{CHECKPOINT}/{short(namespace)}/{short(checkpoint_id)}"
 
 
 def run_name(run_id: str) -> str:

@@ -86,8 +86,10 @@ class ThreadCodec:
         """Return the parts of a new checkpoint: its own, and those of the channels with a new version."""
         values = checkpoint["channel_values"]
         small, parts = {}, {}
+        plain = self._plain
         for channel, value in values.items():
-            if self._plain and is_small(value):
+            # The first condition saves a call for each channel that only triggers a node.
+            if plain and (value is None or is_small(value)):
                 small[channel] = value
             elif channel in new_versions:
                 part = name(VALUE, namespace, channel, str(new_versions[channel]))
@@ -134,8 +136,9 @@ class ThreadCodec:
             kind = "0" if index >= 0 else str(-index)
             kinds.setdefault(kind, []).append([index, channel, *self._typed(value)])
         parts = {}
+        task = f"{WRITES}/{short(namespace)}/{short(checkpoint_id)}/{short(task_id)}"
         for kind, rows in kinds.items():
-            part = name(WRITES, namespace, checkpoint_id, task_id, kind)
+            part = f"{task}/{kind}"
             parts[part] = self._plainly_sealed(part, [task_path, rows])
         return parts
 
@@ -213,6 +216,8 @@ class ThreadCodec:
 def any_large(values: Iterable[Any]) -> bool:
     """Return whether values should be encoded in a thread, so that other tasks can run."""
     for value in values:
+        if value is None or type(value) is int:
+            continue
         if type(value) is list and value and hasattr(value[0], "content"):
             # Messages.
             value = [getattr(each, "content", None) for each in value]  # noqa: PLW2901 - the texts of the same value

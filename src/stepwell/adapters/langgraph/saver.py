@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import ChainMap, OrderedDict
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from operator import itemgetter
 from secrets import token_urlsafe
 from typing import Any, Final, Literal, cast
 
@@ -43,6 +44,8 @@ _IN_CONTEXT: Final = 16
 _RUNTIME: Final = "__pregel_runtime"
 #: The writers that are found by their last checkpoint, the runs whose mark is known to be stored, and the threads.
 _REMEMBERED: Final = 10_000
+#: The items of a write.
+_channel, _value = itemgetter(0), itemgetter(1)
 
 
 class StepwellSaver(BaseCheckpointSaver[str]):
@@ -272,7 +275,7 @@ class StepwellSaver(BaseCheckpointSaver[str]):
         ids = config["configurable"]
         thread_id, namespace = ids["thread_id"], ids.get("checkpoint_ns", "")
         thread = self._thread(thread_id)
-        whole = get_checkpoint_metadata(config, metadata)
+        whole = get_checkpoint_metadata(_with_plain_metadata(config), metadata)
         values = checkpoint["channel_values"]
         args = namespace, checkpoint, whole, get_checkpoint_id(config), new_versions
         if any_large([values[channel] for channel in new_versions if channel in values]):
@@ -305,12 +308,12 @@ class StepwellSaver(BaseCheckpointSaver[str]):
         ids = config["configurable"]
         thread = self._thread(ids["thread_id"])
         args = ids.get("checkpoint_ns", ""), ids["checkpoint_id"], task_id, task_path, writes
-        if any_large([value for _, value in writes]):
+        if any_large(map(_value, writes)):
             parts = await in_thread(thread.codec.writes, *args)
         else:
             parts = thread.codec.writes(*args)
         if parts:
-            linger = thread.awaited.isdisjoint([channel for channel, _ in writes])
+            linger = thread.awaited.isdisjoint(map(_channel, writes))
             await (writer or thread.writer()).write(parts, linger=linger)
 
     def _thread(self, thread_id: Any) -> Thread:
@@ -376,6 +379,14 @@ class StepwellSaver(BaseCheckpointSaver[str]):
         _, version = await self._get(config)
         thread = self._thread(config["configurable"]["thread_id"])
         return FencedWriter(self.storage, thread.address, thread.limit, version)
+
+
+def _with_plain_metadata(config: RunnableConfig) -> RunnableConfig:
+    """Return a config with a dictionary of metadata. LangGraph passes a ``ChainMap``, which is slow to iterate over."""
+    metadata: Any = config.get("metadata")
+    if type(metadata) is not ChainMap or len(metadata.maps) > 1:
+        return config
+    return cast("RunnableConfig", {**config, "metadata": metadata.maps[0]})
 
 
 def _remember(known: OrderedDict[Any, Any], key: Any, value: Any) -> None:
