@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from concurrent.futures.thread import BrokenThreadPool
 from pathlib import Path
 
+import psutil
 import pytest
 
 from stepwell.errors import ExecutorError
 from stepwell.nodes import BatchNode, Failed, NodeFlow, step
+from stepwell.nodes.engine.batch_executor import reason_of
 from stepwell.storage import MemoryStorage
 
 
@@ -24,6 +28,13 @@ class Unpicklable(Exception):
 
     def __init__(self, one, two):
         super().__init__(f"{one} and {two}")
+
+
+def wait_until(happened):
+    until = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < until
+        time.sleep(0.001)
 
 
 def work(item):
@@ -41,6 +52,12 @@ def work(item):
                 Path(path).touch()
                 os._exit(1)
             return "survived"
+        case ("exit at go", folder):
+            if Path(folder, "begun").exists():
+                return "survived"
+            Path(folder, "begun").touch()
+            wait_until(Path(folder, "go").exists)
+            os._exit(1)
         case "raise, then exit":
             if step().attempt > 1:
                 os._exit(1)
@@ -220,14 +237,22 @@ class Pools:
 
 @pytest.mark.parametrize("on_error", ["stop", "skip", "collect"])
 @pytest.mark.parametrize("concurrency", [1, 3])
-async def test_a_function_makes_a_new_pool_for_one_that_breaks(tmp_path, on_error, concurrency):
+async def test_a_function_makes_a_new_pool_for_one_that_breaks(tmp_path, caplog, on_error, concurrency):
     pools = Pools()
     items = [1, ("exit once", str(tmp_path / "died")), *range(40)]
     results = await run(pools, items, on_error=on_error, concurrency=concurrency)
     assert results == [2, "survived", *(2 * n for n in range(40))]
-    assert len(pools.made) == 2
+    # One more if the first pool has ended the fork server, which is logged as another error.
+    assert len(pools.made) == 2 + caplog.text.count("after BrokenExecutor")
     with pytest.raises(RuntimeError, match="after shutdown"):
         pools.made[-1].submit(os.getpid)
+
+
+def test_a_pool_without_its_fork_server_is_broken():
+    with ProcessPoolExecutor(1) as pool:
+        assert type(reason_of(ConnectionRefusedError(), pool)) is BrokenExecutor
+        refused = OSError("another error")
+        assert reason_of(refused, pool) is refused
 
 
 async def test_a_pool_that_breaks_in_another_attempt_is_made_anew(tmp_path):
@@ -243,6 +268,91 @@ async def test_an_item_that_breaks_every_pool_ends_the_batch(on_error):
         await run(pools, [1, 2, "exit", *range(20)], on_error=on_error, concurrency=1)
     assert any("broke 3 times while it ran item 2" in note for note in caught.value.__notes__)
     assert len(pools.made) == 3
+
+
+class LateWorkers(Pools):
+    """Makes pools of two processes. The first pool breaks while its second process starts."""
+
+    def __init__(self, folder, when):
+        super().__init__()
+        self.folder, self.when = folder, when
+        #: The second process.
+        self.pid = None
+
+    def __call__(self):
+        pool = super().__call__()
+        if len(self.made) == 1:
+            spawn, outer = pool._spawn_process, self
+
+            class Registered(dict):
+                def __setitem__(self, pid, process):
+                    if self:
+                        outer.pid = pid
+                        outer.break_pool()
+                    super().__setitem__(pid, process)
+
+            def late():
+                if pool._processes:
+                    # The first process runs the item that ends it.
+                    wait_until((self.folder / "begun").exists)
+                    if self.when == "before its start":
+                        self.break_pool()
+                spawn()
+
+            pool._spawn_process = late
+            if self.when == "after its start":
+                pool._processes = Registered()
+        return pool
+
+    def break_pool(self):
+        (self.folder / "go").touch()
+        wait_until(lambda: self.made[0]._call_queue._reader.closed)
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="a pool of Python 3.12 breaks before or after submit()")
+@pytest.mark.parametrize("when", ["before its start", "after its start"])
+async def test_a_pool_that_breaks_while_a_worker_starts_is_made_anew_and_leaves_no_worker(tmp_path, when):
+    pools = LateWorkers(tmp_path, when)
+    results = await run(pools, [("exit at go", str(tmp_path)), 1, 2], on_error="stop")
+    assert results == ["survived", 2, 4]
+    assert len(pools.made) == 2
+    if pools.pid is not None:
+        # The program would wait for it at its end.
+        wait_until(lambda: not psutil.pid_exists(pools.pid))
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="a pool of Python 3.12 breaks before or after submit()")
+async def test_a_given_pool_that_breaks_while_a_worker_starts_can_be_shut_down(tmp_path):
+    pools = LateWorkers(tmp_path, "after its start")
+    pool = pools()
+    with pytest.raises(BrokenProcessPool):
+        await run(pool, [("exit at go", str(tmp_path)), 1, 2])
+    wait_until(lambda: not psutil.pid_exists(pools.pid))
+    pool.shutdown()
+
+
+@pytest.mark.skipif(hasattr(ProcessPoolExecutor, "kill_workers"), reason="this Python has a public method")
+async def test_a_broken_pool_is_reported_although_its_workers_are_not_known():
+    pool = Pools()()
+    with pytest.raises(BrokenProcessPool):
+        pool.submit(os._exit, 1).result()
+    # Another version of Python may name it otherwise.
+    del pool._processes
+    with pytest.raises(BrokenProcessPool):
+        await run(pool, [1, 2])
+
+
+async def test_the_workers_of_a_broken_pool_are_killed_with_the_public_method_if_there_is_one():
+    class Killed(ProcessPoolExecutor):
+        times = 0
+
+        def kill_workers(self):
+            self.times += 1
+
+    with Killed(1, mp_context=multiprocessing.get_context("forkserver")) as pool:
+        with pytest.raises(BrokenProcessPool):
+            await run(pool, ["exit"])
+        assert pool.times == 1
 
 
 async def test_a_function_that_fails_ends_the_batch():

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
-from concurrent.futures import BrokenExecutor, Executor
+from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
 from functools import partial
 from typing import TypeAlias
 
@@ -14,7 +14,7 @@ from stepwell.errors import ExecutorError
 from stepwell.nodes.engine.thread_pool import ThreadPool, shared_pool
 from stepwell.nodes.engine.threads import ExecutorFailed, settled
 
-__all__ = ["BatchExecutor", "MakeExecutor"]
+__all__ = ["BatchExecutor", "MakeExecutor", "reason_of"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -52,6 +52,8 @@ class BatchExecutor:
 
         All chunks of a broken executor fail, and the first of them discards it.
         """
+        if isinstance(failure.error, BrokenExecutor):
+            _kill_workers(broken)
         if self._make is None or not isinstance(failure.error, BrokenExecutor):
             raise failure
         if broken is self._current:
@@ -80,3 +82,39 @@ class BatchExecutor:
             # It waits for its workers, which must not block the event loop.
             ending = shared_pool().submit(partial(self._current.shutdown, cancel_futures=True))
             await settled(asyncio.wrap_future(ending))
+
+
+def reason_of(error: Exception, executor: Executor) -> Exception:
+    """Return why ``submit`` failed: the error that it raised, or that of an executor that broke meanwhile."""
+    if isinstance(error, ConnectionRefusedError) and isinstance(executor, ProcessPoolExecutor):
+        # The fork server ends if a pool breaks while a worker starts. The next pool starts another one.
+        gone = BrokenExecutor("its fork server has ended")
+        gone.__cause__ = error
+        return gone
+    if isinstance(error, OSError) and isinstance(executor, ProcessPoolExecutor):
+        # Python 3.11 closes the pipes of a pool that breaks while submit() starts a worker with them.
+        try:
+            executor.submit(int)
+        except BrokenExecutor as broken:
+            return broken
+        except (OSError, RuntimeError):
+            # The first error says why.
+            return error
+    return error
+
+
+def _kill_workers(broken: Executor | ThreadPool | None) -> None:
+    """Kill the processes of a broken pool.
+
+    Python 3.11 does not stop a worker that was starting when the pool broke, and waits for it when the pool is shut
+    down or the program ends.
+    """
+    if not isinstance(broken, ProcessPoolExecutor):
+        return
+    if hasattr(broken, "kill_workers"):
+        # Since Python 3.14. It also shuts the pool down, which is of no use any more.
+        broken.kill_workers()
+        return
+    # A private attribute: without it, the error of the pool must still be raised.
+    for worker in list((getattr(broken, "_processes", None) or {}).values()):
+        worker.kill()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepwell.errors import NodeTimeout
 from stepwell.nodes.engine.attempts import attempt
-from stepwell.nodes.engine.batch_executor import BatchExecutor, MakeExecutor
+from stepwell.nodes.engine.batch_executor import BatchExecutor, MakeExecutor, reason_of
 from stepwell.nodes.engine.position import Cursor, current
 from stepwell.nodes.engine.remote_chunk import (
     BUDGET,
@@ -194,7 +194,7 @@ class Chunks:
         try:
             job = executor.submit(run_in_worker, self._blob, cursor.values(), blobs)
         except Exception as error:
-            raise ExecutorFailed(error) from error
+            raise ExecutorFailed(reason_of(error, executor)) from error
         future = asyncio.wrap_future(job)
         try:
             await asyncio.wait((future,))
