@@ -110,3 +110,15 @@ async def test_the_theme_is_chosen_and_kept_and_the_keyboard_reaches_the_pages(v
     await visit.page.keyboard.press("Enter")
     await expect(visit.page.get_by_role("link", name="Flows")).to_have_attribute("aria-current", "page")
     await expect(visit.page.get_by_role("link", name="Flows")).to_be_focused()
+
+
+async def test_a_page_continues_after_a_response_that_was_cut_off(visits: Any) -> None:
+    visit = await visits()
+    await visit.page.clock.install()
+    await visit.page.route("**/api/runs?*", lambda route: route.fulfill(content_type="application/json", body='{"ok":'))
+    await visit.open("runs")
+    await expect(visit.page.locator("#banner")).to_contain_text("The inspector does not respond.")
+    await visit.page.unroute("**/api/runs?*")
+    await visit.page.clock.run_for(4000)
+    await expect(visit.card("Runs")).to_be_visible()
+    await expect(visit.page.locator("#banner")).to_be_hidden()

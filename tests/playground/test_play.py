@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from stepwell.fsm.description import describe
 from stepwell.nodes import END, Node, NodeFlow
 from stepwell.nodes.engine.plan import program_of
 from stepwell.nodes.engine.shape import graph_of
+from stepwell.playground import report_server
 from stepwell.playground.board import Board
 from stepwell.playground.play import Playground
 from stepwell.playground.records import Records
@@ -52,6 +54,17 @@ while True:
         offset = update["update_id"] + 1
         call("sendMessage", chat_id=update["message"]["chat"]["id"], text=update["message"]["text"].upper())
 """
+
+#: A bot that prints the id of its child process, which ends long after it.
+PARENT = "import subprocess, time; print(subprocess.Popen(['sleep', '600']).pid); time.sleep(600)"
+
+
+async def wait_until_ended(pid: int) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        async with asyncio.timeout(60):
+            # A container may have no process that collects the exit code of an orphan.
+            while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                await asyncio.sleep(0.01)
 
 
 def playground(path: Path, tmp_path: Path, **options: Any) -> Playground:
@@ -214,6 +227,25 @@ async def test_the_bots_process_ends_when_the_playground_is_killed(tmp_path: Pat
     assert not bot.is_running() or bot.status() == psutil.STATUS_ZOMBIE
 
 
+async def test_the_bots_children_end_when_the_playground_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / "bot.py"
+    path.write_text(PARENT)
+    program = (
+        "import asyncio\n"
+        "from stepwell.playground.play import Playground\n"
+        "async def main():\n"
+        f"    async with Playground({str(path)!r}, storage='memory://', output=lambda line: print(line, flush=True)):\n"
+        "        await asyncio.sleep(60)\n"
+        "asyncio.run(main())\n"
+    )
+    playing = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=subprocess.PIPE)
+    assert playing.stdout is not None
+    child = int(await playing.stdout.readline())
+    os.kill(playing.pid, signal.SIGKILL)
+    await playing.communicate()
+    await wait_until_ended(child)
+
+
 async def test_a_bot_that_exits_is_shown_with_its_exit_code(tmp_path: Path) -> None:
     path = tmp_path / "bot.py"
     path.write_text("print('no token'); raise SystemExit(3)")
@@ -230,6 +262,133 @@ async def test_a_bot_may_print_long_output(tmp_path: Path) -> None:
         assert not await play.ready()
         assert len(play.output) == 100
         assert play.output[-1] == "999"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no process groups")
+async def test_a_bots_children_end_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "bot.py"
+    path.write_text(PARENT)
+    children: list[str] = []
+    async with asyncio.timeout(60), playground(path, tmp_path, output=children.append) as play:
+
+        async def started(number: int) -> int:
+            while len(children) < number:
+                await asyncio.sleep(0.01)
+            return int(children[-1])
+
+        child = await started(1)
+        assert play.process.pid is not None
+        os.kill(play.process.pid, signal.SIGKILL)
+        while play.process.status == "running":
+            await asyncio.sleep(0.01)
+        assert (play.process.status, play.process.exit_code) == ("failed", -signal.SIGKILL)
+        await wait_until_ended(child)
+        await play.restart()
+        child = await started(2)
+        await play.restart()
+        await wait_until_ended(child)
+        child = await started(3)
+        assert play.process.status == "running"
+    await wait_until_ended(child)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no process groups")
+async def test_a_child_that_leaves_the_process_group_blocks_neither_requests_nor_a_restart_nor_the_end(
+    tmp_path: Path,
+) -> None:
+    path, ready = tmp_path / "bot.py", tmp_path / "ready"
+    # The child holds the output and the connection to the playground.
+    path.write_text(f"""
+import asyncio, os, pathlib, time
+from stepwell.fsm import FSM, Flow, state
+
+class Form(Flow, name="form"):
+    one = state()
+    default_state = one
+
+async def main():
+    async with FSM("bot", storage="memory://", flows=[Form]):
+        while not pathlib.Path({str(ready)!r}).exists():
+            await asyncio.sleep(0.01)
+        if os.fork() == 0:
+            os.setsid()
+            print(os.getpid())
+            time.sleep(600)
+        time.sleep(0.5)
+        os._exit(0)
+
+asyncio.run(main())
+""")
+    children: list[str] = []
+    try:
+        async with asyncio.timeout(60):
+            async with playground(path, tmp_path, output=children.append) as play:
+                assert await play.ready()
+                while "43/43/0" not in play.observer.places.json():
+                    await asyncio.sleep(0.01)
+                ready.touch()
+                while play.process.status == "running":
+                    await asyncio.sleep(0.01)
+                assert (play.process.status, play.process.exit_code) == ("ended", 0)
+                async with asyncio.timeout(report_server.TIMEOUT / 2):
+                    assert await play.record(42) is None
+                await play.restart()
+                while len(children) < 2:
+                    await asyncio.sleep(0.01)
+    finally:
+        for child in children:
+            os.kill(int(child), signal.SIGKILL)
+
+
+async def test_a_bot_that_changes_to_a_storage_with_older_records_is_shown_with_them(tmp_path: Path) -> None:
+    path = tmp_path / "bot.py"
+
+    def use(name: str) -> None:
+        # In one step: a half-written file would restart the bot once more.
+        written = tmp_path / "written"
+        written.write_text(f"""
+from stepwell.fsm import FSM, Flow, Router, state
+
+class Form(Flow, name="form"):
+    one = state()
+    default_state = one
+
+def make_router(_):
+    router = Router(FSM("bot", storage="sqlite:///{tmp_path}/{name}.db", flows=[Form]))
+
+    @router.on()
+    async def fill(ctx):
+        ctx.start_flow(Form)
+        ctx.update_data(text=ctx.text)
+        ctx.answer("{name}")
+
+    return router
+""")
+        written.replace(path)
+
+    async def shown() -> Any:
+        return ((await play.record(42)) or {}).get("data")
+
+    use("old")
+    async with asyncio.timeout(60), playground(path, tmp_path) as play:
+        person = play.person("42", 42)
+        assert await person.ask("first", timeout=60) == "old", play.output
+        for name in ("new", "old"):
+            before = play.process.starts
+            use(name)
+            while play.process.starts == before:
+                await asyncio.sleep(0.01)
+            if name == "new":
+                assert await person.ask("second", timeout=60) == "new", play.output
+                assert await shown() == {"text": "second"}
+        # A process that has just started may have no machine yet, so the page still shows the last record.
+        while await shown() != {"text": "first"}:
+            await asyncio.sleep(0.01)
+        known = play.observer.records.get("bot", "(42,42)")
+        assert known is not None
+        assert known.record is not None
+        await play.observer.edit("bot", "(42,42)", version=known.record["version"], state=None, data="{}")
+        assert await shown() == {}
 
 
 async def test_reports_without_the_secret_are_ignored(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ class BotObserver:
         self.records: Records = Records()
         self.runs: Runs = Runs()
         self.timeline: Timeline = Timeline(self._group_changed)
-        self.reports: ReportServer = ReportServer(self._on_report)
+        self.reports: ReportServer = ReportServer(self._on_report, self.records.forget_versions)
         self.places: Places = Places(world, self.reports, self.records, lambda: self.show("records", "places"))
         self._board = board
         #: Whether the bot's process runs.
@@ -57,6 +57,11 @@ class BotObserver:
         """Wait until the bot's process answers requests, unless it has ended."""
         await self.reports.connected(self._is_running)
 
+    def process_ended(self) -> None:
+        """Expect no more answers of the bot's process. The next one may use another storage, with older versions."""
+        self.reports.forget()
+        self.records.forget_versions()
+
     def show(self, *sections: str) -> None:
         """Send sections to the open pages again."""
         for name in sections:
@@ -78,29 +83,33 @@ class BotObserver:
 
     async def edit(self, bot: str, key: str, *, version: str, state: str | None, data: str) -> None:
         """Change a record that has this version; ``data`` is the JSON text of all its fields as the page shows them."""
-        self._edited(
-            bot, key, await self._request(do="edit", bot=bot, key=key, version=version, state=state, data=data)
-        )
+        await self._request(self._edited, do="edit", bot=bot, key=key, version=version, state=state, data=data)
 
     async def clear(self, bot: str, key: str, *, version: str) -> None:
         """End the conversation of a record that has this version."""
-        self._edited(bot, key, await self._request(do="clear", bot=bot, key=key, version=version))
+        await self._request(self._edited, do="clear", bot=bot, key=key, version=version)
 
     async def restore(self, bot: str, key: str, snapshot: dict[str, Any]) -> None:
         """Restore a record as it was before a write."""
         known = self.records.get(bot, key)
         version = known.record["version"] if known is not None and known.record is not None else None
-        answer = await self._request(do="restore", bot=bot, key=key, version=version, snapshot=snapshot)
-        self.records.found(bot, key, answer["record"], answer["snapshot"])
-        self.show("records", "places")
+        await self._request(self._restored, do="restore", bot=bot, key=key, version=version, snapshot=snapshot)
 
-    async def _request(self, **request: Any) -> dict[str, Any]:
-        """Send a request to the bot's process, and return its answer; raise ``UsageError`` if it is an error."""
+    async def _request(self, show: Callable[[str, str, dict[str, Any]], None] | None = None, **request: Any) -> None:
+        """Send a request to the bot's process; raise ``UsageError`` if its answer is an error.
+
+        ``show`` is called with the bot, the key and the answer, in the order of the reports of that record.
+        """
+
+        def answered(answer: dict[str, Any]) -> None:
+            if show is not None and "error" not in answer:
+                show(request["bot"], request["key"], answer)
+
         await self.connected()
-        for answer in await self.reports.ask(request):
+        for answer in await self.reports.ask(request, answered):
             if "error" in answer:
                 raise UsageError(str(answer["error"]))
-            return dict(answer)
+            return
         raise UsageError("the bot does not respond; is it running?")
 
     # Reports
@@ -183,6 +192,10 @@ class BotObserver:
 
     def _edited(self, bot: str, key: str, read: dict[str, Any]) -> None:
         self.timeline.edited(bot, key, *self._written(bot, key, read), owner=self.places.owner(bot, key))
+
+    def _restored(self, bot: str, key: str, read: dict[str, Any]) -> None:
+        self.records.found(bot, key, read["record"], read["snapshot"])
+        self.show("records", "places")
 
     def remove(self, groups: list[EventGroup]) -> None:
         """Remove groups from the timeline."""

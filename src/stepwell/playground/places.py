@@ -90,15 +90,19 @@ class Places:
 
     async def _locate(self, name: str, update: dict[str, Any]) -> None:
         found: list[dict[str, Any]] = []
-        for answer in await self._reports.ask({"do": "place", "update": update}):
-            found += answer.get("records", [])
-        if not found:
-            return
-        self._found[name] = found
-        for each in found:
-            if each["key"] is not None:
-                self._records.found(each["bot"], each["key"], each["record"], each["snapshot"])
-        self._changed()
+
+        def show(answer: dict[str, Any]) -> None:
+            records: list[dict[str, Any]] = answer.get("records", [])
+            if not records:
+                return
+            found.extend(records)
+            self._found[name] = found
+            for each in records:
+                if each["key"] is not None:
+                    self._records.found(each["bot"], each["key"], each["record"], each["snapshot"])
+            self._changed()
+
+        await self._reports.ask({"do": "place", "update": update}, show)
 
 
 def _update_from(room: Room, user: dict[str, Any], thread: int | None) -> dict[str, Any]:

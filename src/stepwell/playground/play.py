@@ -71,7 +71,9 @@ class Playground:
         self.world: World = self.api.world
         self.bot: Bot = self.api.bot(_username(self.path.stem))
         self.observer: BotObserver = BotObserver(self.world, self.board, lambda: self.process.status == "running")
-        self.process: BotProcess = BotProcess(self.path, lambda: self._show("bot"), output, killed=self._killed)
+        self.process: BotProcess = BotProcess(
+            self.path, lambda: self._show("bot"), output, killed=self._killed, ended=self.observer.process_ended
+        )
         self._storage = storage
         self._history = None if history is None else PlayHistory(history)
         self._notices = 0
@@ -197,6 +199,7 @@ class Playground:
 
     def _killed(self, pid: int | None, why: str) -> None:
         self.observer.timeline.note(f"kill -9 {pid}: {why}" if pid else f"started: {why}")
+        self.observer.process_ended()
         # A request of the killed process would end the first request of the next one with a conflict.
         self.bot.updates.stop()
 

@@ -27,6 +27,8 @@ class Shown:
     writes: int = 0
     #: The record as it is stored, ``{}`` for no record. It is not sent to the page.
     snapshot: dict[str, Any] = field(default_factory=dict)
+    #: Whether the bot's present process has reported it, so that its version can be compared. It is not sent either.
+    is_current: bool = True
 
 
 class Records:
@@ -40,9 +42,11 @@ class Records:
         return self._shown.get((bot, key))
 
     def found(self, bot: str, key: str, record: dict[str, Any] | None, snapshot: dict[str, Any]) -> None:
-        """Add a record that was read, without marking changes."""
+        """Add a record that was read, without marking changes. A version older than the known one is ignored."""
         known = self._shown.get((bot, key))
-        if known is None or known.record != record:
+        if known is not None and known.record == record:
+            known.is_current = True
+        elif known is None or not (known.is_current and _is_older(record, known.record)):
             self._keep(bot, key, _moved(Shown(record, snapshot=snapshot), known))
 
     def written(self, bot: str, key: str, record: dict[str, Any] | None, snapshot: dict[str, Any]) -> Shown:
@@ -65,6 +69,11 @@ class Records:
         if known is not None:
             known.changed, known.fields = [], []
 
+    def forget_versions(self) -> None:
+        """Let the next version of each record replace the known one, also an older version."""
+        for known in self._shown.values():
+            known.is_current = False
+
     def json(self) -> dict[str, Any]:
         """Return all records for the page, by ``bot`` and ``key``."""
         return {f"{bot}\n{key}": _json(each) for (bot, key), each in self._shown.items()}
@@ -77,7 +86,19 @@ class Records:
 
 
 def _json(shown: Shown) -> dict[str, Any]:
-    return {name: value for name, value in asdict(shown).items() if name != "snapshot"}
+    return {name: value for name, value in asdict(shown).items() if name not in ("snapshot", "is_current")}
+
+
+def _is_older(record: dict[str, Any] | None, known: dict[str, Any] | None) -> bool:
+    """Return whether a record was read before the known one; ``False`` if one of them is deleted or has no version."""
+    number, known_number = _number(record), _number(known)
+    return number is not None and known_number is not None and number < known_number
+
+
+def _number(record: dict[str, Any] | None) -> int | None:
+    """Return the number of a version; ``None`` if there is none, as in a damaged record."""
+    number, _, write = ("" if record is None else str(record["version"])).partition(".")
+    return int(number) if write and number.isdecimal() else None
 
 
 def _moved(new: Shown, known: Shown | None) -> Shown:

@@ -109,6 +109,8 @@ class Reporter:
         self._seen: set[Address] = set()
         self._watch = RecordWatch()
         self._writer: asyncio.StreamWriter | None = None
+        #: Held while a record is read and sent, so that an older version is never sent after a newer one.
+        self._sending = asyncio.Lock()
         self._reading: asyncio.Task[None] | None = None
         self._reporting = asyncio.create_task(self._report(host, port, secret), name="stepwell-playground")
 
@@ -146,36 +148,50 @@ class Reporter:
         reader, self._writer = await asyncio.open_connection(host, port, limit=LONGEST_LINE)
         self._send({"secret": secret})
         self._reading = asyncio.create_task(self._read(reader), name="stepwell-playground-requests")
-        while True:
-            observed = await self._events.get()
-            try:
-                self._send(await _report_of(observed))
-            except StepwellError as error:
-                logger.warning("an event could not be shown in the playground: %s", error)
+        try:
+            while True:
+                observed = await self._events.get()
+                try:
+                    async with self._sending:
+                        self._send(await _report_of(observed))
+                except Exception as error:  # noqa: BLE001 - later events must be shown
+                    logger.warning("an event could not be shown in the playground: %r", error)
+        finally:
+            self._writer.close()
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         while line := await reader.readline():
             request = json.loads(line)
             try:
-                answer: Any = await self._answer(request)
+                await self._answer(request)
             except (StepwellError, ValueError) as error:
-                answer = {"error": str(error)}
-            self._send({"kind": "answer", "id": request["id"], "answer": answer})
+                self._send_answer(request, {"error": str(error)})
+            except Exception as error:  # noqa: BLE001 - later requests must be answered
+                self._send_answer(request, {"error": repr(error)})
 
-    async def _answer(self, request: dict[str, Any]) -> Any:
+    async def _answer(self, request: dict[str, Any]) -> None:
         if request["do"] == "place":
-            return {"records": [await _placed(fsm, request["update"]) for fsm in self._machines.values()]}
+            async with self._sending:
+                records = [await _placed(fsm, request["update"]) for fsm in self._machines.values()]
+                self._send_answer(request, {"records": records})
+            return
         bot, key = request["bot"], decode_key(request["key"])
         fsm = self._machines.get(bot)
         if request["do"] == "time out":
-            return None if fsm is None else {"fired": await time_out_now(fsm, key)}
+            self._send_answer(request, None if fsm is None else {"fired": await time_out_now(fsm, key)})
+            return
         storage = self._storages.get(bot) if fsm is None else fsm.storage
         if storage is None:
             # A program may have several loops, each with machines and storages of its own.
-            return None
+            self._send_answer(request, None)
+            return
         address = storage.address(bot, key)
         await _EDITS[request["do"]](storage, address, request)
-        return (await read_record(storage, address))._asdict()
+        async with self._sending:
+            self._send_answer(request, (await read_record(storage, address))._asdict())
+
+    def _send_answer(self, request: dict[str, Any], answer: dict[str, Any] | None) -> None:
+        self._send({"kind": "answer", "id": request["id"], "answer": answer})
 
     def _send(self, line: dict[str, Any]) -> None:
         assert self._writer is not None
@@ -211,7 +227,11 @@ def _ids(key: Any) -> list[int]:
 
 
 async def _placed(fsm: FSM, update: dict[str, Any]) -> dict[str, Any]:
-    key = fsm.key.extract(Update.of(update))
+    try:
+        key = fsm.key.extract(Update.of(update))
+    except Exception as error:  # noqa: BLE001 - a function of the bot, which may expect other updates
+        logger.warning("the key of a chat could not be found for the playground: %r", error)
+        key = None
     if key is None:
         return {"bot": fsm.bot, "key": None, "record": None, "snapshot": {}}
     address = fsm.storage.address(fsm.bot, key)

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import runpy
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -34,6 +35,8 @@ def main() -> None:
     path = Path(sys.argv[1]).resolve()
     sys.argv = sys.argv[1:]
     sys.path[0] = str(path.parent)
+    # Python takes the bytecode of a file for current if its size and the second of its change are equal.
+    sys.dont_write_bytecode = True
     if address := os.environ.pop("STEPWELL_PLAYGROUND", None):
         reporter.install(address)
         error_reporter.install(run_reporter.install(address))
@@ -88,7 +91,7 @@ def _commands(router: Router) -> list[dict[str, str]]:
 
 
 def _end_with_the_playground() -> None:
-    """End this process when the playground ends: it holds the other end of stdin and never writes."""
+    """End this process and its children when the playground ends: it holds the other end of stdin and never writes."""
     lifeline = os.dup(0)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -97,6 +100,9 @@ def _end_with_the_playground() -> None:
     def wait() -> None:
         with contextlib.suppress(OSError):
             os.read(lifeline, 1)
+        # The playground starts this process in a group of its own; another group may have processes of the user.
+        if sys.platform != "win32" and os.getpgrp() == os.getpid():
+            os.killpg(0, signal.SIGKILL)
         os._exit(1)
 
     threading.Thread(target=wait, name="stepwell-lifeline", daemon=True).start()

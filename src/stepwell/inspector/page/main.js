@@ -33,14 +33,14 @@ function place() {
 }
 
 async function read(name, params = {}) {
-  let response;
   try {
-    response = await fetch(`api/${name}?${new URLSearchParams(params)}`);
+    const response = await fetch(`api/${name}?${new URLSearchParams(params)}`);
+    // Awaited here: the server may stop in the middle of a response.
+    if (response.headers.get("content-type")?.includes("json")) return await response.json();
+    return { ok: false, gone: response.status === 401, error: await response.text() };
   } catch {
     return { ok: false, gone: true, error: "The inspector does not respond. Is it still running?" };
   }
-  if (response.headers.get("content-type")?.includes("json")) return response.json();
-  return { ok: false, gone: response.status === 401, error: await response.text() };
 }
 
 const PAGES = { overview, flows, records, record, runs, run };

@@ -14,14 +14,17 @@ __all__ = ["Entity", "find_entities", "unreadable", "utf16_length"]
 
 Entity: TypeAlias = dict[str, Any]
 
-_FOUND = re.compile(
-    r"(?P<url>https?://[^\s<>]+)"
-    r"|(?P<email>[\w.+-]+@[\w-]+(?:\.[\w-]+)+)"
+_URL = r"(?P<url>https?://[^\s<>]+)"
+_EMAIL = r"(?P<email>[\w.+-]+@[\w-]+(?:\.[\w-]+)+)"
+_OTHERS = (
     # No command: a path such as /usr/bin, and a tag such as </b>.
-    r"|(?<![\w/<>])(?P<bot_command>/[A-Za-z0-9_]{1,64}(?:@\w{3,32})?)(?![\w/<>])"
+    r"(?<![\w/<>])(?P<bot_command>/[A-Za-z0-9_]{1,64}(?:@\w{3,32})?)(?![\w/<>])"
     r"|(?<!\w)(?P<mention>@\w{3,32})"
     r"|(?<!\w)(?P<hashtag>#\w+)"
 )
+_FOUND = re.compile(f"{_URL}|{_EMAIL}|{_OTHERS}")
+#: Looking for an email address in a long word takes 10 ms.
+_FOUND_WITHOUT_EMAIL = re.compile(f"{_URL}|{_OTHERS}")
 
 
 def utf16_length(text: str) -> int:
@@ -33,7 +36,7 @@ def find_entities(text: str) -> list[Entity]:
     """Return the entities that Telegram finds without formatting."""
     return [
         {"type": str(match.lastgroup), "offset": utf16_length(text[: match.start()]), "length": utf16_length(match[0])}
-        for match in _FOUND.finditer(text)
+        for match in (_FOUND if "@" in text else _FOUND_WITHOUT_EMAIL).finditer(text)
     ]
 
 
