@@ -1,86 +1,69 @@
 """A discrete simulation of clients and servers, for ``benchmarks.scale``.
 
-Users of a client process claim and commit in turn. As in the library, operations wait in lanes: a lane has one batch on
-its way, and the next batch takes what has gathered. Processes share the cores of a machine evenly.
+It does what the library and the servers do, with CPU times instead of work:
+
+- A client is an event loop. An answer of n operations wakes n users in one turn. They use CPU time, and queue their
+  next operations. Then the lane takes all of them as its next batch. A lane has one batch on its way.
+- A conversation always has the same node, and the same half of the lanes of PostgreSQL.
+- A process that uses a key again and again checks every quarter of a second whether another one waits for it. That is
+  an operation before the claim and one after it, on PostgreSQL often in the lane of the other half.
+- A Redis server answers all batches that it found in one turn at the end of the turn. PostgreSQL has a process for
+  each lane of each client.
+
+No process waits for a network or a disk: all of them are on one machine, and the files are in memory.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
+
+from benchmarks.scale_cores import Cores, Thread
 
 __all__ = ["Costs", "Layout", "Simulated", "simulate"]
 
-_MOST = 100
-_CLAIM, _COMMIT = 0, 1
+#: The most operations of a batch, and the seconds between two checks for waiters, as in the library.
+MOST, CHECK_EVERY = 100, 0.25
 
 
 class Costs(NamedTuple):
-    """Seconds of CPU time of an operation and of a batch, and seconds of waiting for a batch."""
+    """Seconds of CPU time."""
 
+    #: Of a client, for an operation: the user's code, and encoding and decoding.
     client_operation: float
+    #: Of a client, for a batch: sending it, and receiving its answer.
     client_batch: float
+    #: Of a server, for an operation.
     server_operation: float
+    #: Of a server, for a batch.
     server_batch: float
-    #: Network, wake-ups and the disk.
-    delay: float
-    #: How much the CPU time grows with each doubling of the processes that share the cores. They displace each other's
-    #: memory from the caches, and wait for each other's locks.
+    #: How much all of these grow with each doubling of the clients: they displace each other from the caches.
     sharing: float = 0.0
 
 
 class Layout(NamedTuple):
-    """What is simulated."""
+    """The processes."""
 
     clients: int
     nodes: int
+    #: Users of each client.
     users: int
     #: Cores that clients and servers share.
     cores: int
-    #: Lanes of a client to one node: one for all operations, or several, half of them for claims.
-    lanes: int = 1
-    #: Whether the server has a thread for each lane (PostgreSQL), or one for all of them (Redis).
-    own_threads: bool = False
-
-    @property
-    def processes(self) -> int:
-        """Return the number of clients and of threads of servers."""
-        return self.clients + self.nodes * (self.clients * self.lanes if self.own_threads else 1)
+    #: Whether half of the lanes are for claims and half for commits, and each lane has its own process of the server
+    #: (PostgreSQL). Otherwise a node has one lane of each client, and one process (Redis Cluster).
+    split: bool = False
 
     @property
     def doublings(self) -> float:
-        """Return how often the processes have doubled since one client and one node."""
-        return math.log2(self.processes / self._replace(clients=1, nodes=1).processes)
-
-
-class _Lane:
-    def __init__(self, client: int, thread: int) -> None:
-        self.client, self.thread = client, thread
-        self.queue: deque[tuple[int, int]] = deque()
-        self.busy = False
-
-
-class _Machine:
-    """Threads with queues of work; all busy threads share the cores."""
-
-    def __init__(self, threads: int, cores: int) -> None:
-        self.queues: list[deque[tuple[float, object]]] = [deque() for _ in range(threads)]
-        self.cores = cores
-        self.left: dict[int, float] = {}
-
-    def add(self, thread: int, seconds: float, work: object) -> None:
-        self.queues[thread].append((seconds, work))
-        if thread not in self.left:
-            self.left[thread] = seconds
-
-    def speed(self) -> float:
-        return min(1.0, self.cores / len(self.left)) if self.left else 1.0
+        """Return how often the clients have doubled since one client."""
+        return math.log2(self.clients)
 
 
 class Simulated(NamedTuple):
-    """What came out."""
+    """The result of a simulation."""
 
     #: Updates a second.
     rate: float
@@ -88,68 +71,120 @@ class Simulated(NamedTuple):
     batch: float
 
 
-def simulate(costs: Costs, layout: Layout, seconds: float = 1.0) -> Simulated:
-    """Simulate these seconds."""
-    dice = random.Random(1)
-    machine = _Machine(layout.processes, layout.cores)
-    growth = 1 + costs.sharing * layout.doublings
-    lanes: dict[tuple[int, int, int], _Lane] = {}
-    for client in range(layout.clients):
-        for node in range(layout.nodes):
-            for lane in range(layout.lanes):
-                own = (client * layout.nodes + node) * layout.lanes + lane
-                lanes[client, node, lane] = _Lane(client, layout.clients + (own if layout.own_threads else node))
-    waiting: list[tuple[float, int, _Lane, list[tuple[int, int]]]] = []
-    now, updates, operations, batches = 0.0, 0, 0, 0
+class _User:
+    """A user and its lanes; ``checked_at`` is the time of its last check for waiters."""
 
-    def submit(client: int, user: int, kind: int) -> None:
-        half = layout.lanes // 2
-        number = kind * half + dice.randrange(half) if half else 0
-        lane = lanes[client, dice.randrange(layout.nodes), number]
-        lane.queue.append((user, kind))
-        if not lane.busy:
-            begin(lane)
+    def __init__(self, claims: _Lane, commits: _Lane, checks: _Lane) -> None:
+        self.claims, self.commits, self.checks = claims, commits, checks
+        self.checked_at = 0.0
+        #: Calls for the operations that follow: the last one is next.
+        self.steps: list[Callable[[], None]] = []
 
-    def begin(lane: _Lane) -> None:
-        batch = [lane.queue.popleft() for _ in range(min(_MOST, len(lane.queue)))]
-        lane.busy = bool(batch)
-        if batch:
-            cost = costs.client_batch + len(batch) * costs.client_operation
-            machine.add(lane.client, cost * growth, (lane, batch, "sent"))
 
-    for client in range(layout.clients):
-        for user in range(layout.users):
-            submit(client, user, _CLAIM)
-    while now < seconds:
-        speed = machine.speed()
-        next_done = min(machine.left.values()) / speed if machine.left else float("inf")
-        next_arrival = min(waiting)[0] - now if waiting else float("inf")
-        step = min(next_done, next_arrival)
-        if step == float("inf"):
-            break
-        now += step
-        for thread in machine.left:
-            machine.left[thread] -= step * speed
-        for thread in [thread for thread, left in machine.left.items() if left <= 1e-12]:
-            _, work = machine.queues[thread].popleft()
-            if machine.queues[thread]:
-                machine.left[thread] = machine.queues[thread][0][0]
-            else:
-                del machine.left[thread]
-            lane, batch, stage = work  # type: ignore[misc]
-            if stage == "sent":
-                cost = costs.server_batch + len(batch) * costs.server_operation
-                machine.add(lane.thread, cost * growth, (lane, batch, "served"))
-            else:
-                operations, batches = operations + len(batch), batches + 1
-                waiting.append((now + costs.delay, batches, lane, batch))
-        arrived = sorted(entry for entry in waiting if entry[0] <= now + 1e-12)
-        waiting = [entry for entry in waiting if entry[0] > now + 1e-12]
-        for _, _, lane, batch in arrived:
-            lane.busy = False
-            for user, kind in batch:
-                updates += kind == _COMMIT
-                submit(lane.client, user, _COMMIT if kind == _CLAIM else _CLAIM)
-            if not lane.busy and lane.queue:
-                begin(lane)
-    return Simulated(updates / now, operations / max(1, batches))
+class _Lane:
+    """A queue of operations of one client to one thread of a server."""
+
+    def __init__(self, simulation: _Simulation, client: Thread, server: Thread) -> None:
+        self._simulation = simulation
+        self._client, self._server = client, server
+        self._queue: list[_User] = []
+        self._busy = False
+
+    def put(self, user: _User) -> None:
+        """Queue the user's next operation."""
+        self._queue.append(user)
+        if not self._busy:
+            self._busy = True
+            self._client.add(self._take)
+
+    def _take(self) -> tuple[float, Callable[[], None]]:
+        batch, self._queue = self._queue[:MOST], self._queue[MOST:]
+        self._busy = bool(batch)
+        if not batch:
+            return 0.0, _nothing
+        return self._simulation.costs.client_batch, lambda: self._send(batch)
+
+    def _send(self, batch: list[_User]) -> None:
+        simulation = self._simulation
+        simulation.operations += len(batch)
+        simulation.batches += 1
+        seconds = simulation.costs.server_batch + len(batch) * simulation.costs.server_operation
+
+        def served() -> None:
+            self._server.at_end.append(lambda: self._client.add(lambda: self._answered(batch)))
+
+        self._server.add(lambda: (seconds, served))
+
+    def _answered(self, batch: list[_User]) -> tuple[float, Callable[[], None]]:
+        """Wake the users for the next turn, and send what has gathered."""
+        seconds = len(batch) * self._simulation.costs.client_operation
+        self._client.add(lambda: (seconds, lambda: self._simulation.advance(batch)))
+        return self._take()
+
+
+def _nothing() -> None:
+    """Have no effect."""
+
+
+class _Simulation:
+    def __init__(self, costs: Costs, layout: Layout, seed: int) -> None:
+        growth = 1 + costs.sharing * layout.doublings
+        self.costs = Costs(*(seconds * growth for seconds in costs[:4]))
+        self.cores = Cores(layout.cores, seed)
+        self.updates = self.operations = self.batches = 0
+        dice = random.Random(seed)
+        # All clients are in one session, and each server is in its own.
+        clients = [Thread(self.cores, 1 / layout.clients) for _ in range(layout.clients)]
+        nodes = [] if layout.split else [Thread(self.cores) for _ in range(layout.nodes)]
+        for client in clients:
+            users = []
+            lanes = [
+                _Lane(self, client, Thread(self.cores) if layout.split else nodes[number])
+                for number in range(4 if layout.split else layout.nodes)
+            ]
+            for _ in range(layout.users):
+                if layout.split:
+                    half = dice.randrange(2)
+                    users.append(_User(lanes[half], lanes[2 + half], lanes[dice.randrange(2)]))
+                else:
+                    lane = dice.choice(lanes)
+                    users.append(_User(lane, lane, lane))
+            self._start(client, users)
+
+    def _start(self, client: Thread, users: list[_User]) -> None:
+        client.add(lambda: (0.0, lambda: self.advance(users)))
+
+    def advance(self, users: list[_User]) -> None:
+        """Let users that have their answers queue their next operations."""
+        now = self.cores.now - len(users) * self.costs.client_operation
+        for user in users:
+            # They ran one after the other.
+            now += self.costs.client_operation
+            if not user.steps:
+                self._plan(user, now)
+            user.steps.pop()()
+
+    def _plan(self, user: _User, now: float) -> None:
+        """Plan the operations of an update."""
+        claim, commit = (lambda: user.claims.put(user)), (lambda: self._commit(user))
+        user.steps = [commit, claim]
+        if now - user.checked_at >= CHECK_EVERY:
+            user.checked_at = now
+            check = lambda: user.checks.put(user)  # noqa: E731
+            user.steps = [commit, check, claim, check]
+
+    def _commit(self, user: _User) -> None:
+        self.updates += 1
+        user.commits.put(user)
+
+
+def simulate(costs: Costs, layout: Layout, seconds: float = 1.5, times: int = 3) -> Simulated:
+    """Simulate these seconds several times, with users at other nodes and lanes each time."""
+    found = [_Simulation(costs, layout, seed) for seed in range(1, times + 1)]
+    for each in found:
+        each.cores.run(seconds)
+    batches = sum(each.batches for each in found)
+    return Simulated(
+        sum(each.updates for each in found) / seconds / times,
+        sum(each.operations for each in found) / max(1, batches),
+    )
