@@ -21,6 +21,9 @@ gc.disable()
 
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(folders.root()))
 
+# Some tests start pytest, and importing this plugin takes as long as the rest of its start.
+os.environ["PYTEST_ADDOPTS"] = "-p no:langsmith_plugin"
+
 # A shell starts background jobs with SIGINT ignored, and all processes of the tests would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

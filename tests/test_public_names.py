@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import re
 import subprocess
@@ -138,7 +139,9 @@ def test_every_error_is_in_the_tree_and_below_stepwell_error() -> None:
         )
 
 
+@functools.cache
 def imports() -> list[tuple[str, str]]:
+    """Return the packages that the modules import, with the modules."""
     found = []
     for path in SOURCE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

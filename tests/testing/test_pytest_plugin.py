@@ -50,7 +50,7 @@ async def test_the_bot_api(bot_api):
 def run_pytest(folder: Path, *options: str) -> str:
     """Run pytest as a user would, without the settings of this repository."""
     command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *options, str(folder)]
-    env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "PYTEST_ADDOPTS": ""}
+    env = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import io
 import os
 import re
@@ -22,6 +23,8 @@ __all__ = ["main"]
 WRONG_OPTION = 2
 #: The exit code if there is no such record, or if it is busy or was changed meanwhile.
 NOT_FOUND_OR_CHANGED = 3
+#: The commands that start a bot. They import nothing of the operator's commands.
+STARTING = ("demo", "play", "run")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # Stored text may have characters that the terminal's encoding does not have.
             stream.reconfigure(errors="backslashreplace")
     arguments = sys.argv[1:] if arguments is None else arguments
-    options = _parsed(_parser(*arguments[:1]), arguments)
+    options = _parsed(_parser(operator=not arguments or arguments[0] not in STARTING), arguments)
     try:
         code = int(options.action(options)) if "action" in options else _start(options, arguments)
         # A reader of stdout that has exited is noticed here at the latest.
@@ -117,8 +120,10 @@ def _start(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     )
 
 
-def _parser(first: str = "") -> _Parser:
-    """Return the parser of all commands, or of those that start a bot if ``first`` is one of them."""
+# It takes 8 ms, and a program may call main() more than once.
+@functools.cache
+def _parser(*, operator: bool = True) -> _Parser:
+    """Return the parser of the commands that start a bot, and of the operator's commands too by default."""
     parser = _Parser(prog="stepwell", description="Durable state for conversations and node flows.")
     parser.add_argument("--version", action="version", version=f"stepwell {stepwell.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command", required=True)
@@ -187,7 +192,7 @@ def _parser(first: str = "") -> _Parser:
     run_command.add_argument(
         "--workers", type=positive, metavar="N", help="processes that serve the webhook (default: 1)"
     )
-    if first not in commands.choices:
+    if operator:
         _add_operator_commands(commands)
     parser.commands = commands.choices
     return parser
