@@ -23,7 +23,7 @@ from stepwell.record import Address, Change, Queue, Version
 from stepwell.slot import Slot
 from stepwell.storage import Applied, Apply, Claim, Claimed, Get, Guard, Operation, Query, Range, Release, Taken
 from stepwell.storage.lane import JOURNAL_LIFE, Batch
-from stepwell.storage.postgres import PostgresStorage, fast_path
+from stepwell.storage.postgres import PostgresStorage, fast_parts, fast_path
 from stepwell.storage.postgres import schema as schemas
 from stepwell.storage.postgres.client import PostgresConnection
 from stepwell.storage.postgres.rows import columns
@@ -480,6 +480,9 @@ async def test_the_fast_path_uses_index_lookups_after_the_table_was_analyzed_nea
                 await asyncio.gather(*(_step(storage, n) for n in range(10)))
             await storage.perform(part_write(storage.address("bot", 1), "p1", "p2"))
             await storage.perform(part_write(storage.address("bot", 1), "p3", "p4"))
+            # The statement of the writes after this one looks for existing parts.
+            await storage.perform(part_write(storage.address("bot", 1), "p4"))
+            await storage.perform(part_write(storage.address("bot", 1), "p5", "p6"))
         explained = _explained(server.log.read_text())
     finally:
         server.stop()
@@ -638,6 +641,21 @@ async def test_a_write_that_replaces_a_part_is_left_to_the_function(monkeypatch:
         assert sent == ["fast parts", "function"]
         stored = await storage.perform(Get(address, True))
         assert stored.parts == {"p1": "1", "p2": "22", "p3": "333", "p4": "333"}
+
+
+async def test_replaced_parts_are_few_errors_in_the_log_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fast_parts, "_CHECKED", 5)
+    async with PostgresStorage(shared().url(), schema=schema(), sweep_every=None) as storage:
+        address = storage.address("bot", 1)
+        await storage.perform(part_write(address, "p1"))
+        errors = []
+        assert storage._fast_path is not None
+        expect_existing = storage._fast_path.parts.expect_existing
+        monkeypatch.setattr(storage._fast_path.parts, "expect_existing", lambda: (errors.append(n), expect_existing()))
+        for n in range(13):
+            await storage.perform(part_write(address, "p1", body=str(n)))
+            assert (await storage.perform(Get(address, True))).parts == {"p1": str(n)}
+        assert errors == [0, 6, 12]
 
 
 async def test_one_write_that_is_refused_does_not_affect_the_others_of_its_batch(

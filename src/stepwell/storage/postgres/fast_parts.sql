@@ -1,6 +1,7 @@
 -- Fast path for one write with parts: adds parts and sets small fields of an existing record, as run_batch does. If it
--- returns no row, nothing was written, and run_batch runs the write. The same if it fails because a part exists: after a
--- wait for another write to the record, whose parts are not in the snapshot of this statement.
+-- returns no row, nothing was written, and run_batch runs the write. The same if it fails because a part exists. Writes with
+-- [checked] look for existing parts first; these fail only after a wait for another write to the record, whose parts are
+-- not in the snapshot of this statement.
 --
 -- fast_parts.py composes the statement of a write: a line that begins with [option] is only for writes with this option,
 -- and [no option] for those without it. Starting the execution takes most of the time, and it grows with each expression.
@@ -34,11 +35,9 @@ with lane as materialized (
         and r.size + $size <= $limit
         [fields] and case when r.large is null then true else not r.large ?| array(select jsonb_object_keys($fields)) end
         -- The size of a record with replaced parts takes longer to compute.
-        and not exists (
-            select from @schema@.parts p where p.namespace = $namespace and p.key = $key
-            [few] and p.name in (@names@)
-            [no few] and p.name = any ($names)
-        )
+        [checked] and not exists (
+        [checked]     select from @schema@.parts p where p.namespace = $namespace and p.key = $key and p.name @among@
+        [checked] )
     returning r.version, l.t, r.base
 ), parts as (
     insert into @schema@.parts as p (namespace, key, name, weight, body)

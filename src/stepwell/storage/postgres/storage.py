@@ -188,6 +188,7 @@ class PostgresStorage(Storage):
                 try:
                     rows = await connection.fetch(sql, lane, number, now, *args)
                 except RowExists:
+                    fast_path.parts.expect_existing()
                     rows = []
                 found = results_of(operations, rows)
                 if found is not None:
