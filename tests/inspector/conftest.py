@@ -19,7 +19,7 @@ from stepwell.storage import Storage, open_storage
 from tests.backends import Backend
 from tests.inspector import shop
 from tests.inspector.visit import Visit
-from tests.playground.browser import launched
+from tests.playground.browser import PATIENCE, launched
 
 HOST = "127.0.0.1:8643"
 WRITE = {"Origin": f"http://{HOST}", "Content-Type": "application/json"}
@@ -77,13 +77,13 @@ async def visits(browser: async_api.Browser, tmp_path: Path) -> AsyncIterator[An
         context = await browser.new_context(
             viewport={"width": width, "height": 800}, color_scheme="dark" if dark else "light"
         )
-        context.set_default_timeout(15_000)
+        context.set_default_timeout(PATIENCE * 1000)
         opened.append(new := Visit(server, storage, context, await context.new_page()))
         await new.page.goto(server.url)
         await expect(new.card("shop")).to_be_visible()
         return new
 
-    expect.set_options(timeout=15_000)
+    expect.set_options(timeout=PATIENCE * 1000)
     try:
         yield visit
     finally:

@@ -14,8 +14,10 @@ from playwright.async_api import Browser, async_playwright
 
 from tests.servers.packages import found, lock
 
-__all__ = ["launched"]
+__all__ = ["PATIENCE", "launched"]
 
+#: Seconds to wait for a page. It has to be more than the pause of a machine that is busy with other tests.
+PATIENCE = 60
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 #: Chromium makes no requests except those of the page under test.
 FLAGS = [

@@ -14,7 +14,7 @@ from playwright.async_api import Browser, expect
 
 from stepwell.playground.botapi import Bot, BotAPI, Person
 from stepwell.playground.play import Playground
-from tests.playground.browser import launched
+from tests.playground.browser import PATIENCE, launched
 from tests.playground.visit import CAFE, Visit
 
 
@@ -71,14 +71,14 @@ async def visits(browser: Browser, tmp_path: Path) -> AsyncIterator[Any]:
     async def visit(bot: Path = CAFE, *, width: int = 1440, empty: bool = True, **options: Any) -> Visit:
         play = await Playground(bot, storage=f"sqlite:///{tmp_path}/play.db", **options).__aenter__()
         context = await browser.new_context(viewport={"width": width, "height": 800})
-        context.set_default_timeout(15_000)
+        context.set_default_timeout(PATIENCE * 1000)
         opened.append(new := Visit(play, context, await context.new_page()))
         await new.page.goto(play.url)
         assert await play.ready()
         await expect(new.page.locator(".welcome .chip" if empty else ".messages .mine").first).to_be_visible()
         return new
 
-    expect.set_options(timeout=15_000)
+    expect.set_options(timeout=PATIENCE * 1000)
     try:
         yield visit
     finally:

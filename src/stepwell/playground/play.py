@@ -190,7 +190,7 @@ class Playground:
             final=observer.places.shown(room.id, person.id, person.thread),
         )
 
-    async def ready(self, *, timeout: float = 20.0) -> bool:
+    async def ready(self, *, timeout: float = 60.0) -> bool:
         """Wait until the bot's machine has reported or its process has ended; return whether it runs."""
         async with asyncio.timeout(timeout):
             while not self.observer.machines and self.process.status == "running":

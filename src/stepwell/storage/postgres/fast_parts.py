@@ -26,8 +26,8 @@ _OPTIONS: Final = {
     "version": ("version", "version_write"),
     "checked": (),
 }
-#: After a write has failed because a part exists, so many writes look for existing parts first. That takes about 20 us,
-#: but each failed write is an error in the server's log.
+#: After a write has failed because a part exists, so many writes look for existing parts first. That takes a tenth of
+#: their time, but each failed write is an error in the server's log.
 _CHECKED: Final = 1_000
 _UNGUARDED: Final = Guard()
 #: Makes a NamedTuple without a call of its constructor, which is a Python function.
