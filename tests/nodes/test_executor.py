@@ -52,6 +52,9 @@ def work(item):
                 Path(path).touch()
                 os._exit(1)
             return "survived"
+        case ("wait for", path):
+            wait_until(Path(path).exists)
+            return "finished"
         case ("exit at go", folder):
             if Path(folder, "begun").exists():
                 return "survived"
@@ -353,6 +356,22 @@ async def test_the_workers_of_a_broken_pool_are_killed_with_the_public_method_if
         with pytest.raises(BrokenProcessPool):
             await run(pool, ["exit"])
         assert pool.times == 1
+
+
+async def test_a_given_pool_that_is_shut_down_finishes_its_other_jobs(tmp_path):
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("forkserver")) as pool:
+        other = pool.submit(work, ("wait for", str(tmp_path / "go")))
+        wait_until(other.running)
+        # The pool takes one of its jobs, and cancels those that are queued.
+        batch = asyncio.create_task(run(pool, [1, 2, 3, 4]))
+        await asyncio.sleep(0.2)
+        ending = asyncio.create_task(asyncio.to_thread(pool.shutdown, cancel_futures=True))
+        await asyncio.sleep(0.2)
+        (tmp_path / "go").touch()
+        with pytest.raises(BrokenExecutor, match="shut down"):
+            await batch
+        await ending
+        assert other.result(60) == "finished"
 
 
 async def test_a_function_that_fails_ends_the_batch():

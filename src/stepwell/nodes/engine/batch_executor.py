@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from typing import TypeAlias
 
@@ -52,9 +53,11 @@ class BatchExecutor:
 
         All chunks of a broken executor fail, and the first of them discards it.
         """
-        if isinstance(failure.error, BrokenExecutor):
+        is_broken = isinstance(failure.error, BrokenExecutor)
+        # A given pool may have been shut down by its owner, and still run other jobs.
+        if isinstance(failure.error, BrokenProcessPool) or (is_broken and self._make is not None):
             _kill_workers(broken)
-        if self._make is None or not isinstance(failure.error, BrokenExecutor):
+        if self._make is None or not is_broken:
             raise failure
         if broken is self._current:
             logger.warning("%s: making a new executor after %s", self._path, type(failure.error).__name__)
