@@ -21,6 +21,7 @@ from stepwell import MemoryStorage, State, Storage, open_storage
 from stepwell.errors import EncodeError, LeaseLost, NewerSchema, StorageFull, StorageUnavailable, TooLarge
 from stepwell.record import Address, Change, Queue, Version
 from stepwell.slot import Slot
+from stepwell.slot.waiters import turn_of
 from stepwell.storage import Applied, Apply, Claim, Claimed, Get, Guard, Operation, Query, Range, Release, Taken
 from stepwell.storage.lane import JOURNAL_LIFE, Batch
 from stepwell.storage.postgres import PostgresStorage, fast_parts, fast_path
@@ -859,6 +860,22 @@ async def test_claims_use_the_fast_path_once_most_of_many_records_exist(monkeypa
         wrong = ways.count(("fast claims", "function"))
         assert 0 < wrong < 10 and {*ways[wrong:]} == {("function",)}
         assert {await claim(key) for key in keys[:80]} == {("fast claims",)}, "known records are claimed at once"
+
+
+async def test_a_turn_is_claimed_by_the_function_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with PostgresStorage(shared().url(), schema=schema(), sweep_every=None) as storage:
+        keys = [key for key in range(1000) if hash(storage.address("bot", key)) & 1][:80]
+        await asyncio.gather(*(storage.set_data("bot", key, {"n": key}) for key in keys))
+        sent = _sent(storage, monkeypatch)
+        for key in keys:
+            async with Slot(storage, "bot", key):
+                pass
+        assert sent.count("fast claims") > 10, "an unknown record is expected to exist"
+        turns = [turn_of(storage.address("bot", key)) for key in keys]
+        turn = next(each for each in turns if hash(each) & 1)
+        sent.clear()
+        assert isinstance((await storage.run(Batch.of([Claim(turn, "token", 30.0)], "lane", 1)))[0], Claimed)
+        assert "fast claims" not in sent
 
 
 async def test_a_new_conversation_in_each_batch_makes_the_function_claim_the_batch_at_once(

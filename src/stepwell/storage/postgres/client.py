@@ -93,7 +93,7 @@ def split_url(url: str) -> SplitResult:
 
 
 class RowExists(StorageError):
-    """A statement has inserted a row that another one has inserted meanwhile. Nothing was written."""
+    """A statement tried to insert a row that exists already. Nothing was written."""
 
 
 class Source(ABC):

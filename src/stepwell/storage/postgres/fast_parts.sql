@@ -1,7 +1,7 @@
 -- Fast path for one write with parts: adds parts and sets small fields of an existing record, as run_batch does. If it
--- returns no row, nothing was written, and run_batch runs the write. The same if it fails because a part exists. Writes with
--- [checked] look for existing parts first; these fail only after a wait for another write to the record, whose parts are
--- not in the snapshot of this statement.
+-- returns no row, nothing was written, and run_batch runs the write. If a part exists already, the statement fails, nothing
+-- is written, and run_batch runs the write too. Writes with [checked] look for existing parts first. These fail only after a
+-- wait for another write to the record, whose parts are not in the snapshot of this statement.
 --
 -- fast_parts.py composes the statement of a write: a line that begins with [option] is only for writes with this option,
 -- and [no option] for those without it. Starting the execution takes most of the time, and it grows with each expression.

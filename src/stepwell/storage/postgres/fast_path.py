@@ -1,7 +1,8 @@
 """The fast path beside the batch function: plain statements for claims of known records, for simple writes, and for a
 write with parts.
 
-The statements apply the rules of ``002_run_batch.sql`` or return too few rows; the caller then calls the function.
+The statements apply the rules of ``002_run_batch.sql`` or return too few rows; the caller then calls the function. The
+statement for parts may also fail with ``RowExists``, and then the caller calls the function too.
 A write statement writes the whole batch or nothing. A claim statement may claim some of the records, which is safe to
 repeat. ``docs/decisions/020-postgresql-batches.md`` has the measurements.
 """
@@ -14,7 +15,7 @@ from operator import itemgetter
 from typing import Any, TypeAlias
 
 from stepwell.record import KEEP, TURN, Version
-from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Result
+from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Operation, Result
 from stepwell.storage.postgres.fast_parts import PartsWrite, parts_applied
 from stepwell.storage.postgres.rows import (
     DEADLINE_FLAG,
@@ -69,7 +70,7 @@ class FastPath:
             return None
         if type(first) is Claim:
             others = {*map(hash, addresses)} - self._known
-            if len(others) * self._missing > _MOST_MISSING:
+            if others and (len(others) * self._missing > _MOST_MISSING or any(map(_is_turn, operations))):
                 return None
             args = _claims(operations)
             return None if args is None else (self.claims_sql, args, self._claimed)
@@ -81,7 +82,7 @@ class FastPath:
         claimed = [
             (hash(operation[0]), type(result) is Claimed and result.record is not None)
             for operation, result in zip(operations, results, strict=True)
-            if type(operation) is Claim and not operation.renew and not operation.address.key.endswith(TURN)
+            if type(operation) is Claim and not operation.renew and not _is_turn(operation)
         ]
         others = [success for address, success in claimed if address not in self._known]
         if others:
@@ -108,6 +109,13 @@ class FastPath:
 
 
 _address = itemgetter(0)
+
+
+def _is_turn(operation: Operation) -> bool:
+    """Return whether an operation is about a turn. A turn has a row only while it is claimed."""
+    return operation.address.key.endswith(TURN)
+
+
 #: Makes a NamedTuple without a call of its constructor, which is a Python function.
 _new = tuple.__new__
 
