@@ -264,6 +264,21 @@ async def test_a_bot_may_print_long_output(tmp_path: Path) -> None:
         assert play.output[-1] == "999"
 
 
+async def test_neither_a_bot_nor_its_children_write_bytecode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    (tmp_path / "own.py").write_text("")
+    (tmp_path / "other.py").write_text("")
+    path = tmp_path / "bot.py"
+    path.write_text(f"""
+import own, subprocess, sys
+subprocess.run([sys.executable, "-c", "import other"], cwd={str(tmp_path)!r}, check=True)
+""")
+    async with playground(path, tmp_path) as play:
+        assert not await play.ready()
+        assert (play.process.status, play.process.exit_code) == ("ended", 0), play.output
+    assert not [*tmp_path.rglob("*.pyc")]
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no process groups")
 async def test_a_bots_children_end_with_it(tmp_path: Path) -> None:
     path = tmp_path / "bot.py"

@@ -203,6 +203,25 @@ async def test_the_next_process_may_have_older_records(
     assert shown(observer) == "one"
 
 
+async def test_a_second_connection_of_the_process_may_end(
+    observer: BotObserver, process: BotConnection, connect: Callable[[], Any]
+) -> None:
+    for _ in range(2):
+        process.answer(await process.request(), place(None))
+    other = await connect()
+    other.send({"kind": "machine", "bot": BOT, "flows": []})
+    request = await process.request()
+    other.answer(await other.request(), place(None), written(record(2, "two")))
+    while shown(observer) != "two":
+        await asyncio.sleep(0.001)
+    other.writer.close()
+    while len(observer.reports._connections) > 1:
+        await asyncio.sleep(0.001)
+    process.answer(request, place(record(1, "one")))
+    await process.request()
+    assert shown(observer) == "two"
+
+
 async def test_requests_end_with_the_process(observer: BotObserver, process: BotConnection) -> None:
     async with asyncio.timeout(report_server.TIMEOUT / 2):
         for _ in range(2):

@@ -143,8 +143,8 @@ class BotProcess:
                 sys.executable, "-u", "-m", "stepwell.playground.runner", str(self.path),
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
                 env={**os.environ, **self._env},
-                # In a process group of its own its children can be killed with it. Ctrl-C in the terminal reaches the
-                # playground only, which kills the group.
+                # On POSIX, the bot gets its own process group, so that its children can be killed with it. Ctrl-C in
+                # the terminal then reaches the playground only, which kills the group.
                 start_new_session=True,
             )  # fmt: skip
             self._process = process

@@ -35,12 +35,14 @@ class ReportServer:
 
     def __init__(self, on_report: Callable[[dict[str, Any]], None], on_disconnect: Callable[[], None]) -> None:
         self._on_report = on_report
-        #: Called after the last report of a connection.
+        #: Called after the last report of a process that has ended, or of all connections.
         self._on_disconnect = on_disconnect
         self._secret = secrets.token_urlsafe(24)
         self._server: asyncio.Server | None = None
         self._port = 0
         self._connections: dict[asyncio.StreamWriter, asyncio.Task[Any] | None] = {}
+        #: Connections whose process has ended.
+        self._forgotten: set[asyncio.StreamWriter] = set()
         #: Connections that answer requests.
         self._listening: set[asyncio.StreamWriter] = set()
         self._requests: dict[int, _Request] = {}
@@ -77,6 +79,7 @@ class ReportServer:
         Reports that it has sent are still read. A child of it may hold the connections open.
         """
         self._listening.clear()
+        self._forgotten.update(self._connections)
         self._end_requests(list(self._requests))
 
     async def ask(self, what: dict[str, Any], on_answer: Callable[[Any], None] | None = None) -> list[Any]:
@@ -119,8 +122,11 @@ class ReportServer:
         finally:
             self._listening.discard(writer)
             self._end_requests([number for number, each in self._requests.items() if each.writer is writer])
-            if self._connections.pop(writer, None) is not None:
+            known = self._connections.pop(writer, None) is not None
+            # A running process may have a connection for each of its event loops, and close one of them.
+            if known and (writer in self._forgotten or not self._connections):
                 self._on_disconnect()
+            self._forgotten.discard(writer)
             writer.close()
 
     def _handle(self, report: dict[str, Any]) -> None:

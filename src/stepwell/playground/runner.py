@@ -35,8 +35,10 @@ def main() -> None:
     path = Path(sys.argv[1]).resolve()
     sys.argv = sys.argv[1:]
     sys.path[0] = str(path.parent)
-    # Python takes the bytecode of a file for current if its size and the second of its change are equal.
+    # Python takes the bytecode of a file for current if its size and the second of its change are equal. The variable
+    # is for child processes, such as the workers of a pool.
     sys.dont_write_bytecode = True
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     if address := os.environ.pop("STEPWELL_PLAYGROUND", None):
         reporter.install(address)
         error_reporter.install(run_reporter.install(address))
