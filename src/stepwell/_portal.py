@@ -20,9 +20,9 @@ T = TypeVar("T")
 
 #: The most ``def`` handlers that run at once.
 THREADS = 64
-#: Seconds between two looks at the signals of the waiting thread. Python calls a signal's handler when the main thread
-#: runs Python code again. A signal that arrives just before a wait for a lock does not interrupt it.
-SIGNALS = 0.5
+#: Seconds between two checks for a pending signal, such as Ctrl-C. Python calls a signal's handler when the main thread
+#: runs Python code again, and a signal that arrives just before a wait for a lock does not interrupt the wait.
+SIGNAL_POLL = 0.5
 _pool: list[_HandlerThreads] = []
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
@@ -61,7 +61,7 @@ def sync(awaitable: Awaitable[T]) -> T:
     except BaseException:
         # After Ctrl-C in the caller's thread, cancel the work and wait for its cleanup.
         if future.cancel():
-            while not ended.wait(SIGNALS):
+            while not ended.wait(SIGNAL_POLL):
                 pass
         raise
     finally:
@@ -165,7 +165,7 @@ class _Caller:
     def _next(self) -> Callable[[], None] | None:
         while True:
             with contextlib.suppress(queue.Empty):
-                return self._jobs.get(timeout=SIGNALS)
+                return self._jobs.get(timeout=SIGNAL_POLL)
 
     def done(self, future: object) -> None:
         self._jobs.put(None)

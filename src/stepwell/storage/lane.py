@@ -105,9 +105,9 @@ class Lane:
     retries after the journal may have expired, even if the process was stopped or suspended. Every waiter gets a
     result or an error, whatever ``run`` raises.
 
-    With ``yields``, tasks that have just got a result may add their next operation to the next batch. That is for a
-    backend in this process: such a task and the batch would take turns for the GIL anyway, and one more batch would be
-    one more wait for the disk. A server works meanwhile.
+    With ``yields``, tasks that have just got a result may add their next operation to a batch that is queued. That is
+    for a backend in this process: such a task and the batch would take turns for the GIL anyway, and one more batch
+    would be one more wait for the disk. Without it, a queued batch is sent at once, so that the server works meanwhile.
 
     ``numbers``: the numbers of its batches, if several lanes share an id. ``park``: if a result is a
     ``StorageUnavailable``, its operation is passed on with it, and the lane continues with the next batch.
@@ -291,8 +291,11 @@ class Lane:
                         park(self, batch, deadline, unsettled)
                     # The tasks of a larger batch usually have a next operation. To wait for it here costs less than a
                     # new task of the lane.
-                    waits = len(batch) > 1 and not self._queue and self.inline is None
-                    if self._queue if self._yields else waits:
+                    if self._yields:
+                        pauses = bool(self._queue)
+                    else:
+                        pauses = len(batch) > 1 and not self._queue and self.inline is None
+                    if pauses:
                         await asyncio.sleep(0)
         finally:
             self._runner = None
