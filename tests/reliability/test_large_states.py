@@ -1,15 +1,15 @@
 """Large states: the loop is not blocked, leases are renewed, and unchanged fields are not encoded again.
 
-The tests measure the processor time of the loop's thread, which does not depend on the load of the machine.
+The tests compare the longest callback of the loop with the encoding of the same state, both in processor time of one
+thread, so that neither the load nor the speed of the machine matters.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,29 +20,30 @@ from stepwell.errors import Unstorable
 from stepwell.fsm import FSM, Flow
 from stepwell.nodes import Node, linear
 from stepwell.nodes.engine import lease
+from stepwell.record import Limits
 from stepwell.slot import Slot
 
 
-class Turns:
-    """The longest iteration of the loop, in seconds of processor time of its thread."""
+class Callbacks:
+    """The longest callback of the loop, in seconds of processor time."""
 
     longest = 0.0
 
-    async def watch(self) -> None:
-        while True:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        run = asyncio.Handle._run
+
+        def timed(handle: asyncio.Handle) -> None:
             begun = time.thread_time()
-            await asyncio.sleep(0.001)
+            run(handle)
             self.longest = max(self.longest, time.thread_time() - begun)
 
+        monkeypatch.setattr(asyncio.Handle, "_run", timed)
 
-@contextlib.asynccontextmanager
-async def turns() -> AsyncIterator[Turns]:
-    turns = Turns()
-    watching = asyncio.create_task(turns.watch())
-    await asyncio.sleep(0.01)
-    turns.longest = 0.0
-    yield turns
-    watching.cancel()
+
+def time_of_encoding(value: Any) -> float:
+    begun = time.thread_time()
+    values.encode(value, Limits())
+    return time.thread_time() - begun
 
 
 @pytest.fixture(autouse=True)
@@ -68,41 +69,48 @@ class Fail(Node):
 
 
 async def test_a_large_run_does_not_block_the_loop_and_keeps_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "LEASE", 0.5)
+    monkeypatch.setattr(lease, "LEASE", 0.8)
     storage = MemoryStorage(sweep_every=None)
     flow = linear(Count(name="a"), Count(name="b"), Fail(name="c"), name="large", storage=storage)
-    # Created before, because that blocks the loop.
     shared = {"records": records(8_000_000), "text": "x" * 2_000_000}
-    async with turns() as seen:
-        begun = time.monotonic()
-        with pytest.raises(LookupError) as ran:
-            await flow.run(shared, flow_id="r")
-        assert time.monotonic() - begun > 0.5, "it ended before the first renewal"
-        with pytest.raises(LookupError) as resumed:
-            await flow.resume("r")
-        state = await StateStorage(storage).get_state("r")
-        await StateStorage(storage).update_state("copy", state)
+    whole = time_of_encoding(shared)
+    # Later callbacks are timed: this one has just created the state.
+    await asyncio.sleep(0)
+    seen = Callbacks(monkeypatch)
+    begun = time.monotonic()
+    with pytest.raises(LookupError):
+        await flow.run(shared, flow_id="r")
+    assert time.monotonic() - begun > lease.LEASE, "it ended within the lease"
+    with pytest.raises(LookupError):
+        await flow.resume("r")
+    state = await StateStorage(storage).get_state("r")
+    await StateStorage(storage).update_state("copy", state)
     assert len(state["records"]) == 100_000
-    # Their tracebacks keep the states, which are freed here and not while the loop is watched.
-    del ran, resumed
-    assert seen.longest < 0.1
+    # A state that nobody uses any more is freed in one call, which takes a twentieth.
+    assert seen.longest < whole / 5
 
 
 class Notes(Flow, name="notes"):
     pass
 
 
-async def test_a_conversation_within_its_limit_does_not_block_the_loop() -> None:
+async def test_a_conversation_within_its_limit_does_not_block_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     storage = MemoryStorage(sweep_every=None)
     fsm = FSM("bot", storage=storage, flows=[Notes], run_timers=False)
     given = [records(200_000) for _ in range(4)]
-    async with turns() as seen:
-        for update, each in enumerate(given):
-            async with fsm.conversation(key=1, update_id=update) as ctx:
-                ctx.start_flow(Notes)
-                ctx.update_data({"records": each, "update": update})
-        await storage.get_state("bot", 1)
-    assert seen.longest < 0.02
+    whole = min(map(time_of_encoding, given))
+    seen = Callbacks(monkeypatch)
+    longest = []
+    for update, each in enumerate(given):
+        await asyncio.sleep(0)
+        seen.longest = 0.0
+        async with fsm.conversation(key=1, update_id=update) as ctx:
+            ctx.start_flow(Notes)
+            ctx.update_data({"records": each, "update": update})
+        await storage.get_data("bot", 1)
+        longest.append(seen.longest)
+    # The first update loads nothing. The least of the others: processor time includes time that a host takes away.
+    assert min(longest[1:]) < whole / 3
 
 
 async def test_an_unchanged_large_field_is_not_encoded_again(monkeypatch: pytest.MonkeyPatch) -> None:

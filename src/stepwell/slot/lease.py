@@ -119,6 +119,11 @@ class Lease:
             leave_queue(self.storage, self.address)
 
     @property
+    def holding(self) -> bool:
+        """Whether the claim has succeeded and was not released."""
+        return self._holding
+
+    @property
     def guard(self) -> Guard:
         """The conditions of a write by this holder."""
         return Guard(self._token, self.base)

@@ -139,7 +139,12 @@ def _hold(storage: Storage, flow_id: str, wait: float) -> AbstractAsyncContextMa
 
 @asynccontextmanager
 async def _announced(slot: Slot, flow_id: str, wait: float) -> AsyncIterator[Slot]:
-    notice = asyncio.get_running_loop().call_later(NOTICE, logger.warning, _HELD, flow_id, wait)
+    def log() -> None:
+        # If it holds the run already, it loads a large state.
+        if not slot.holding:
+            logger.warning(_HELD, flow_id, wait)
+
+    notice = asyncio.get_running_loop().call_later(NOTICE, log)
     try:
         async with slot:
             notice.cancel()
