@@ -573,7 +573,8 @@ async def test_runs_that_a_worker_cannot_run_are_not_read_again_at_once(
         while looks < 40:
             await asyncio.sleep(0.01)
     # After a second or two, the worker writes its own record.
-    assert [operation for operation in watching.operations if operation.address.namespace == storage.address(RUNS, 1).namespace] == []
+    namespace = storage.address(RUNS, "r0").namespace
+    assert [each for each in watching.operations if each.address.namespace == namespace] == []
     # A worker that knows the flow runs them at once.
     async with worker([unknown], storage=storage):
         await until(lambda: gone(unknown))
