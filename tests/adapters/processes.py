@@ -81,9 +81,15 @@ class Bots:
 
     async def settled(self, patience: float = PATIENCE) -> None:
         """Wait until every update is confirmed, which happens when it was handled."""
-        async with asyncio.timeout(patience):
-            while self.bot.updates.pending:
-                await asyncio.sleep(0.01)
+        try:
+            async with asyncio.timeout(patience):
+                while self.bot.updates.pending:
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            webhook = self.api.webhooks.of(self.bot)
+            raise AssertionError(
+                f"not confirmed: {self.bot.updates.pending}; {webhook}; the worker said:\n{self.log()[-3000:]}"
+            ) from None
 
     def kill(self) -> None:
         """Kill all workers."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from aiogram import Bot, Dispatcher, F, Router
-from aiogram.exceptions import TelegramBadRequest
+from aiogram.exceptions import TelegramAPIError, TelegramBadRequest, TelegramNetworkError
 from aiogram.filters import Command, and_f, or_f
 from aiogram.types import ErrorEvent, Message, Poll
 
@@ -39,7 +39,7 @@ from stepwell.errors import (
 )
 from stepwell.fsm import FSM, Context, Flow, state
 from stepwell.testing import Clock
-from tests.adapters.aiogram_bots import feed, make_bot, message
+from tests.adapters.aiogram_bots import Silent, feed, make_bot, message
 from tests.adapters.cancellation import cancel_at
 from tests.backends import Backend
 
@@ -451,18 +451,64 @@ async def test_an_update_waits_for_an_unavailable_storage(
     assert "retrying in" in caplog.text
 
 
-async def test_a_failed_answer_raises_but_the_state_is_committed(fsm: FSM) -> None:
+def refuse(session: Silent, refused: str, error: type[TelegramAPIError]) -> None:
+    """Let the calls with one text fail."""
+    make_request = session.make_request
+
+    async def make(bot: Bot, method: Any, timeout: int | None = None) -> Any:
+        if getattr(method, "text", None) == refused:
+            raise error(method=method, message="no")
+        return await make_request(bot, method, timeout)
+
+    session.make_request = make  # type: ignore[method-assign]
+
+
+async def test_an_answer_that_cannot_be_sent_now_raises_and_is_sent_with_the_next_delivery(fsm: FSM) -> None:
     dispatcher, (bot, session) = bot_of(fsm), make_bot()
     await feed(dispatcher, bot, message("/register"))
     await feed(dispatcher, bot, message("Alice"))
-
-    async def refused(bot: Bot, method: Any, timeout: int | None = None) -> Any:
-        raise TelegramBadRequest(method=method, message="chat not found")
-
-    session.make_request = refused  # type: ignore[method-assign]
-    with pytest.raises(TelegramBadRequest):
-        await feed(dispatcher, bot, message("a@b.c"))
+    make_request = session.make_request
+    refuse(session, "Welcome, Alice!", TelegramNetworkError)
+    email = message("a@b.c")
+    with pytest.raises(TelegramNetworkError):
+        await feed(dispatcher, bot, email)
     assert await fsm.storage.get_state("my_bot", (42, 42)) is None
+    session.make_request = make_request  # type: ignore[method-assign]
+    await feed(dispatcher, bot, email)
+    assert session.texts[2:] == ["Welcome, Alice!"]
+
+
+@pytest.mark.parametrize("handled", [False, True])
+async def test_a_refused_call_is_reported_and_the_other_calls_are_made(
+    fsm: FSM, handled: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    dispatcher, (bot, session) = bot_of(fsm), make_bot()
+    seen: list[Exception] = []
+
+    @dispatcher.message(Command("three"))
+    async def three(message: Message, ctx: Context) -> None:
+        ctx.start_flow(Registration)
+        for text in ("one", "two", "three"):
+            ctx.answer(text)
+        ctx.call("sendMessage", no_chat=1)
+
+    if handled:
+
+        @dispatcher.error()
+        async def on_error(event: ErrorEvent, ctx: Context) -> None:
+            assert event.update.update_id == 5000
+            seen.append(event.exception)
+
+    refuse(session, "two", TelegramBadRequest)
+    # Each delivery succeeds: a webhook would deliver an update that fails again and again.
+    for _ in range(2):
+        await feed(dispatcher, bot, message("/three", update_id=5000))
+    assert session.texts == ["one", "three"] * 2
+    assert await fsm.storage.get_state("my_bot", (42, 42)) is not None
+    kinds = [type(error).__name__ for error in seen]
+    assert kinds == (["TelegramBadRequest", "ValidationError"] if handled else [])
+    logged = caplog.text.count("sendMessage failed after the update was handled: Telegram server says - no")
+    assert logged == (1 if handled else 2), "the second delivery has no context, so it only logs"
 
 
 def test_setup_warns_of_aiograms_memory_storage(fsm: FSM, storage: Storage) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -9,8 +10,15 @@ from typing import Any
 
 from aiogram import BaseMiddleware, Bot, Dispatcher
 from aiogram import methods as api
+from aiogram.dispatcher.event.bases import UNHANDLED
+from aiogram.exceptions import (
+    TelegramEntityTooLarge,
+    TelegramNetworkError,
+    TelegramRetryAfter,
+    TelegramServerError,
+)
 from aiogram.fsm.storage.memory import MemoryStorage
-from aiogram.types import TelegramObject
+from aiogram.types import ErrorEvent, TelegramObject
 
 from stepwell.adapters.aiogram.bots import BotMachines, conversation
 from stepwell.adapters.aiogram.filters import filters_of
@@ -18,6 +26,8 @@ from stepwell.errors import DuplicateUpdate, InvalidOption, UnknownFlowError, Us
 from stepwell.fsm import FSM
 
 __all__ = ["setup"]
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 def setup(dispatcher: Dispatcher, fsm: FSM, *, bot: Bot | None = None) -> None:
@@ -88,7 +98,12 @@ class _Conversations(BaseMiddleware):
             # The first delivery may have ended before it made its calls.
             result, calls = None, duplicate.calls
         for call in calls:
-            await _call(bot, call)
+            try:
+                await _call(bot, call)
+            except Exception as error:
+                if _is_temporary(error):
+                    raise
+                await self._report(event, data, call, error)
         return result
 
     async def start(self, **data: Any) -> None:
@@ -99,6 +114,16 @@ class _Conversations(BaseMiddleware):
     async def stop(self) -> None:
         await self._machines.stop()
 
+    async def _report(self, event: Any, data: dict[str, Any], call: dict[str, Any], error: Exception) -> None:
+        """Pass a call that failed for good to the error handlers, or log it."""
+        # Raised, it would make every delivery of the update fail: its changes are written, and only its calls are made.
+        failed, response = ErrorEvent(update=event, exception=error), UNHANDLED
+        if "ctx" in data:
+            response = await self._dispatcher.propagate_event(update_type="error", event=failed, **data)
+        # A duplicate has no context for an error handler, which was called for the first delivery.
+        if response is UNHANDLED:
+            logger.error("%s failed after the update was handled: %s", call["method"], error)
+
     def _check_flows(self) -> None:
         known = self._machines.fsm.flows
         for each in filters_of(self._dispatcher):
@@ -106,6 +131,13 @@ class _Conversations(BaseMiddleware):
                 if name not in known:
                     raise UnknownFlowError(name, known)
         self._checked = True
+
+
+def _is_temporary(error: Exception) -> bool:
+    """Return whether the same call may succeed later."""
+    return isinstance(error, TelegramNetworkError | TelegramServerError | TelegramRetryAfter) and not isinstance(
+        error, TelegramEntityTooLarge
+    )
 
 
 async def _call(bot: Bot, call: dict[str, Any]) -> Any:
