@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 from aiogram import Bot, Dispatcher, F, Router
-from aiogram.exceptions import TelegramAPIError, TelegramBadRequest, TelegramNetworkError
+from aiogram.exceptions import TelegramAPIError, TelegramBadRequest, TelegramForbiddenError, TelegramNetworkError
 from aiogram.filters import Command, and_f, or_f
 from aiogram.types import ErrorEvent, Message, Poll
 
 from stepwell import Storage
 from stepwell._optional import require
+from stepwell.adapters import sending
 from stepwell.adapters.aiogram import (
     StepwellStorage,
     fsm_flow,
@@ -27,6 +28,7 @@ from stepwell.adapters.aiogram import (
     setup,
 )
 from stepwell.errors import (
+    BotApiError,
     ContextClosed,
     ExtraTooOld,
     InvalidOption,
@@ -394,7 +396,7 @@ async def test_timers_answer_through_the_bot_passed_to_setup_before_the_first_up
     assert fsm.send is not None
     await fsm.send({"method": "sendMessage", "chat_id": 1, "text": "hi"})
     assert session.texts == ["hi"]
-    with pytest.raises(UsageError, match="has no method 'sendNonsense'"):
+    with pytest.raises(BotApiError, match="refused: this release of aiogram has no method 'sendNonsense'"):
         await fsm.send({"method": "sendNonsense"})
     await dispatcher.emit_shutdown()
 
@@ -463,7 +465,11 @@ def refuse(session: Silent, refused: str, error: type[TelegramAPIError]) -> None
     session.make_request = make  # type: ignore[method-assign]
 
 
-async def test_an_answer_that_cannot_be_sent_now_raises_and_is_sent_with_the_next_delivery(fsm: FSM) -> None:
+async def test_an_answer_that_cannot_be_sent_raises_after_a_while_and_is_sent_with_the_next_delivery(
+    fsm: FSM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending, "PATIENCE", 0.05)
+    monkeypatch.setattr(sending, "PAUSES", (0.01, 0.01))
     dispatcher, (bot, session) = bot_of(fsm), make_bot()
     await feed(dispatcher, bot, message("/register"))
     await feed(dispatcher, bot, message("Alice"))
@@ -476,6 +482,26 @@ async def test_an_answer_that_cannot_be_sent_now_raises_and_is_sent_with_the_nex
     session.make_request = make_request  # type: ignore[method-assign]
     await feed(dispatcher, bot, email)
     assert session.texts[2:] == ["Welcome, Alice!"]
+
+
+async def test_an_error_handler_that_raises_for_a_refused_call_does_not_fail_the_update(
+    fsm: FSM, caplog: pytest.LogCaptureFixture
+) -> None:
+    dispatcher, (bot, session) = bot_of(fsm), make_bot()
+
+    @dispatcher.message(Command("two"))
+    async def two(message: Message, ctx: Context) -> None:
+        ctx.answer("one")
+        ctx.answer("two")
+
+    @dispatcher.error()
+    async def on_error(event: ErrorEvent) -> None:
+        raise RuntimeError("half-way")
+
+    refuse(session, "one", TelegramForbiddenError)
+    await feed(dispatcher, bot, message("/two"))
+    assert session.texts == ["two"]
+    assert "an error handler raised for a call that failed" in caplog.text
 
 
 @pytest.mark.parametrize("handled", [False, True])

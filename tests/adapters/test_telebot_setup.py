@@ -244,9 +244,24 @@ async def test_updates_of_different_types_are_handled_in_the_order_in_which_they
     assert seen == ["a", "b", "c", "d"]
 
 
+class Raising:
+    """An exception handler that raises."""
+
+    def handle(self, exception: Exception) -> bool:
+        raise RuntimeError("half-way")
+
+
+class RaisingLater:
+    """The same for ``AsyncTeleBot``."""
+
+    async def handle(self, exception: Exception) -> bool:
+        raise RuntimeError("half-way")
+
+
+@pytest.mark.parametrize("raises", [False, True], ids=["", "raises"])
 @pytest.mark.parametrize("awaits", [False, True], ids=["sync", "async"])
 async def test_a_call_that_fails_after_the_commit_does_not_fail_the_update(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, awaits: bool
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, awaits: bool, raises: bool
 ) -> None:
     fsm = FSM("my_bot", storage="memory://", flows=[Registration])
     async with BotAPI() as api:
@@ -263,13 +278,13 @@ async def test_a_call_that_fails_after_the_commit_does_not_fail_the_update(
             answer(message)
 
         if awaits:
-            async_bot = AsyncTeleBot(registered.token)
+            async_bot = AsyncTeleBot(registered.token, exception_handler=RaisingLater() if raises else None)
             setup(async_bot, fsm)
             async_bot.register_message_handler(answer_async)
             await async_bot.process_new_updates([update("hi")])
             await async_bot.close_session()
         else:
-            bot = TeleBot(registered.token, threaded=False)
+            bot = TeleBot(registered.token, threaded=False, exception_handler=Raising() if raises else None)
             setup(bot, fsm)
             bot.register_message_handler(answer)
             await asyncio.to_thread(bot.process_new_updates, [update("hi")])
@@ -277,6 +292,7 @@ async def test_a_call_that_fails_after_the_commit_does_not_fail_the_update(
             await asyncio.to_thread(apihelper._get_req_session().close)
         assert await person.answer() == "hello"
     assert "sendMessage failed after the update was handled" in caplog.text
+    assert ("the exception handler raised" in caplog.text) is raises
     assert registered.token not in caplog.text
 
 

@@ -11,6 +11,7 @@ from stepwell import MemoryStorage, Storage
 from stepwell.errors import BotApiError, BotUnavailable, StepwellError
 from stepwell.fsm import FSM, Context, Flow, Router, command, outbox, state
 from stepwell.storage.operations import Get
+from stepwell.telegram import InputFile
 from stepwell.testing import Clock
 from tests.backends import Backend
 
@@ -270,6 +271,55 @@ async def test_calls_that_cannot_be_stored_are_still_sent(clock: Clock, caplog: 
         ctx.call("sendPhoto", chat_id=42, photo=object())
     assert len(sent) == 1
     assert "sent but not stored" in caplog.text
+
+
+async def test_calls_that_are_too_large_for_the_record_are_still_sent(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    telegram = Telegram()
+    fsm = make_fsm(MemoryStorage(clock=clock), telegram)
+    async with fsm.conversation(key=KEY) as ctx:
+        ctx.start_flow(Form)
+        ctx.answer("x" * 300_000)
+    assert [len(text) for text in telegram.sent] == [300_000]
+    assert "sent but not stored" in caplog.text
+    assert await visible(fsm) == [KEY]
+
+
+async def test_a_file_is_the_same_in_the_second_attempt(clock: Clock, backend: Backend) -> None:
+    sent: list[Any] = []
+
+    async def send(call: dict[str, Any]) -> None:
+        sent.append(call["photo"])
+        if len(sent) == 1:
+            raise ConnectionError("cut")
+
+    storage = backend.storage(clock=clock)
+    fsm = FSM("my_bot", storage=storage, flows=[Form], send=send)
+    photo = InputFile(content=b"\x00\xff", filename="cat.jpg")
+    async with fsm.conversation(key=KEY) as ctx:
+        ctx.call("sendPhoto", chat_id=42, photo=photo)
+    clock.advance(61)
+    assert await fsm.tick() == 1
+    assert sent == [photo, photo]
+
+
+async def test_only_the_call_that_fails_is_dropped_after_the_last_attempt(
+    clock: Clock, backend: Backend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(outbox, "MOST_ATTEMPTS", 2)
+    storage, telegram = backend.storage(clock=clock), Telegram()
+    fsm = make_fsm(storage, telegram)
+    await begin(fsm)
+    telegram.errors = [ValueError("a defect of send") for _ in range(3)]
+    clock.advance(11)
+    await fsm.tick()
+    for _ in range(2):
+        clock.advance(4000)
+        await fsm.tick()
+    assert telegram.sent == ["Bye."]
+    assert "sendMessage could not be sent and is dropped" in caplog.text
+    assert await storage.get_state("my_bot", KEY) is None
 
 
 async def test_answers_of_several_jobs_stay_in_order(clock: Clock, backend: Backend) -> None:

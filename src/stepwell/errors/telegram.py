@@ -49,7 +49,11 @@ class BotApiError(StepwellError):
                 f"{self.method} was refused: {self.code} {self.description}; "
                 f"use the new chat id {self.migrate_to_chat_id} from now on"
             )
-        return f"{self.method} was refused: {self.code} {self.description}"
+        return f"{self.method} was refused: {self._answer}"
+
+    @property
+    def _answer(self) -> str:
+        return self.description if self.code is None else f"{self.code} {self.description}"
 
 
 class BotBlocked(BotApiError):
@@ -78,6 +82,5 @@ class BotUnavailable(BotApiError, ConnectionError):
     """
 
     def _message(self) -> str:
-        answer = self.description if self.code is None else f"{self.code} {self.description}"
         later = "later" if self.retry_after is None else f"in {self.retry_after:g} s"
-        return f"{self.method} was not accepted: {answer}; try it again {later}"
+        return f"{self.method} was not accepted: {self._answer}; try it again {later}"

@@ -8,13 +8,12 @@ then removes the entry. If it dies, the deadline of the record leads another wor
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from typing import Any, NamedTuple, TypeAlias
 
 from stepwell._backoff import backoff
-from stepwell.codec.json import to_json
-from stepwell.errors import AlreadyHeld, BotApiError, BotUnavailable, Conflict, StorageError
+from stepwell.codec import values
+from stepwell.errors import AlreadyHeld, BotApiError, BotUnavailable, Conflict, EncodeError, StorageError, TooLarge
 from stepwell.fsm.base import Machine
 from stepwell.fsm.expiry import deadline_of, schedule
 from stepwell.record import KEEP
@@ -58,13 +57,24 @@ def add(fsm: Machine, slot: Slot, calls: list[dict[str, Any]] | None) -> Unsent 
         # This storage cannot find records by deadline, so another worker would never find the entry.
         return Unsent(None, calls)
     try:
-        text = to_json(calls).decode()
-    except (TypeError, ValueError) as error:
+        text = _text_of(slot, calls)
+    except (EncodeError, TooLarge) as error:
         logger.warning("calls without an update are sent but not stored, so a crash loses them: %s", error)
         return Unsent(None, calls)
     entry, earlier = (float(slot.now + RETRY), 0, text), slot.place.outbox
     slot.place = slot.place._replace(outbox=(*earlier, entry))
     return None if earlier else Unsent(entry, calls, bool(slot.place.times))
+
+
+def _text_of(slot: Slot, calls: list[dict[str, Any]]) -> str:
+    """Encode calls for an entry. Raises ``EncodeError`` or ``TooLarge``."""
+    limits = slot.storage.limits
+    text = values.encode(calls, limits)
+    # The entry is a text in the JSON of the head, which the record needs for more than this entry.
+    size, most = len(values.to_json(text.decode())), limits.record // 2
+    if size > most:
+        raise TooLarge("the calls", size, most)
+    return text.decode()
 
 
 def is_due(slot: Slot) -> bool:
@@ -84,7 +94,7 @@ def _take_first(slot: Slot) -> Unsent:
     # The pause does not grow with attempts here: a worker that was killed says nothing about the next attempt.
     entry = (float(slot.now + RETRY), attempts + 1, text)
     slot.place = slot.place._replace(outbox=(entry, *others))
-    return Unsent(entry, json.loads(text))
+    return Unsent(entry, values.decode(text, slot.storage.limits.depth))
 
 
 async def deliver(fsm: Machine, key: Any, unsent: Unsent | None) -> None:
@@ -143,7 +153,7 @@ async def _hand_back(fsm: Machine, key: Any, entry: Entry | None, left: list[dic
         ):
             outbox = slot.place.outbox
             if entry in outbox:
-                back = (float(slot.now), entry[1], to_json(left).decode())
+                back = (float(slot.now), entry[1], _text_of(slot, left))
                 slot.place = slot.place._replace(outbox=tuple(back if each == entry else each for each in outbox))
                 await slot.commit(deadline=deadline_of(slot))
     except (Conflict, StorageError, AlreadyHeld, TimeoutError) as error:
@@ -180,7 +190,8 @@ async def _send(fsm: Machine, entry: Entry | None, calls: list[dict[str, Any]]) 
             logger.exception("%s could not be sent and will be retried", calls[0].get("method"))
         else:
             logger.exception("%s could not be sent and is dropped", calls[0].get("method"))
-            calls.clear()
+            del calls[0]
+            await _send(fsm, entry, calls)
 
 
 async def _replace(
@@ -190,7 +201,7 @@ async def _replace(
     place, entry = slot.place, unsent.entry
     if entry is None or entry not in place.outbox:
         return None
-    still = (float(slot.now + backoff(entry[1], RETRY, LONGEST_PAUSE)), entry[1], to_json(left).decode())
+    still = (float(slot.now + backoff(entry[1], RETRY, LONGEST_PAUSE)), entry[1], _text_of(slot, left))
     outbox = tuple(still if each == entry else each for each in place.outbox if left or each != entry)
     slot.place = place._replace(outbox=outbox)
     following = _take_first(slot) if outbox and not left else None

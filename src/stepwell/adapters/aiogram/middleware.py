@@ -9,19 +9,14 @@ from functools import partial
 from typing import Any
 
 from aiogram import BaseMiddleware, Bot, Dispatcher
-from aiogram import methods as api
 from aiogram.dispatcher.event.bases import UNHANDLED
-from aiogram.exceptions import (
-    TelegramEntityTooLarge,
-    TelegramNetworkError,
-    TelegramRetryAfter,
-    TelegramServerError,
-)
 from aiogram.fsm.storage.memory import MemoryStorage
 from aiogram.types import ErrorEvent, TelegramObject
 
 from stepwell.adapters.aiogram.bots import BotMachines, conversation
+from stepwell.adapters.aiogram.calls import call_bot, pause_of
 from stepwell.adapters.aiogram.filters import filters_of
+from stepwell.adapters.sending import MakeCall, make_call, sender
 from stepwell.errors import DuplicateUpdate, InvalidOption, UnknownFlowError, UsageError
 from stepwell.fsm import FSM
 
@@ -88,7 +83,7 @@ class _Conversations(BaseMiddleware):
         if not self._checked:
             self._check_flows()
         bot: Bot = data["bot"]
-        fsm = await self._machines.of(bot.id, partial(_call, bot))
+        fsm = await self._machines.of(bot.id, _sender(bot))
         try:
             async with conversation(fsm, event) as ctx:
                 data["ctx"] = ctx
@@ -99,9 +94,9 @@ class _Conversations(BaseMiddleware):
             result, calls = None, duplicate.calls
         for call in calls:
             try:
-                await _call(bot, call)
+                await make_call(partial(call_bot, bot), pause_of, call)
             except Exception as error:
-                if _is_temporary(error):
+                if pause_of(error) is not None:
                     raise
                 await self._report(event, data, call, error)
         return result
@@ -109,7 +104,7 @@ class _Conversations(BaseMiddleware):
     async def start(self, **data: Any) -> None:
         self._check_flows()
         known: tuple[Bot | None, ...] = (self._bot, *data.get("bots", ()), data.get("bot"))
-        await self._machines.start({bot.id: partial(_call, bot) for bot in known if bot is not None})
+        await self._machines.start({bot.id: _sender(bot) for bot in known if bot is not None})
 
     async def stop(self) -> None:
         await self._machines.stop()
@@ -118,9 +113,12 @@ class _Conversations(BaseMiddleware):
         """Pass a call that failed for good to the error handlers, or log it."""
         # Raised, it would make every delivery of the update fail: its changes are written, and only its calls are made.
         failed, response = ErrorEvent(update=event, exception=error), UNHANDLED
-        if "ctx" in data:
-            response = await self._dispatcher.propagate_event(update_type="error", event=failed, **data)
         # A duplicate has no context for an error handler, which was called for the first delivery.
+        if "ctx" in data:
+            try:
+                response = await self._dispatcher.propagate_event(update_type="error", event=failed, **data)
+            except Exception:
+                logger.exception("an error handler raised for a call that failed")
         if response is UNHANDLED:
             logger.error("%s failed after the update was handled: %s", call["method"], error)
 
@@ -133,18 +131,5 @@ class _Conversations(BaseMiddleware):
         self._checked = True
 
 
-def _is_temporary(error: Exception) -> bool:
-    """Return whether the same call may succeed later."""
-    return isinstance(error, TelegramNetworkError | TelegramServerError | TelegramRetryAfter) and not isinstance(
-        error, TelegramEntityTooLarge
-    )
-
-
-async def _call(bot: Bot, call: dict[str, Any]) -> Any:
-    """Make a Bot API call that is given as a dict."""
-    params = dict(call)
-    name: str = params.pop("method")
-    method = getattr(api, name[:1].upper() + name[1:], None)
-    if method is None:
-        raise UsageError(f"this release of aiogram has no method {name!r}; upgrade aiogram, or use another method")
-    return await bot(method(**params))
+def _sender(bot: Bot) -> MakeCall:
+    return sender(partial(call_bot, bot), pause_of)

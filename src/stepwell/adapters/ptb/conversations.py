@@ -9,10 +9,12 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
-from telegram import Bot, Update
+from telegram import Update
 from telegram.ext import Application, CallbackContext
 
+from stepwell.adapters.ptb.calls import call_bot, pause_of
 from stepwell.adapters.retry import retry_until_free
+from stepwell.adapters.sending import make_call, sender
 from stepwell.errors import DuplicateUpdate, InvalidOption, UsageError
 from stepwell.fsm import FSM, Context
 from stepwell.fsm.conversation import Conversation
@@ -93,7 +95,7 @@ class ApplicationConversations:
         """Open the storage and start the timers."""
         if not self._running:
             if self.fsm.send is None:
-                self.fsm.send = partial(call_bot, application.bot)
+                self.fsm.send = sender(partial(call_bot, application.bot), pause_of)
             await self.fsm.__aenter__()
             self._running = True
 
@@ -149,7 +151,7 @@ class ApplicationConversations:
     ) -> Exception | None:
         for call in calls:
             try:
-                await call_bot(application.bot, call)
+                await make_call(partial(call_bot, application.bot), pause_of, call)
             except Exception as error:  # noqa: BLE001 it is passed to the error handlers
                 await application.process_error(update=update, error=error)
         return None
@@ -161,13 +163,6 @@ async def discard_changes(application: _Application, update: object, error: Exce
     # A block=False handler has its own task and does not change the conversation.
     if current is not None and current[:2] == (application, update) and current.task is asyncio.current_task():
         await current.conversation.rollback(error)
-
-
-async def call_bot(bot: Bot, call: dict[str, Any]) -> Any:
-    """Make a Bot API call that is given as a dict."""
-    params = dict(call)
-    # Unlike bot.do_api_request, this does not warn that the bot has a method of that name.
-    return await bot._post(params.pop("method"), params)
 
 
 _conversations: WeakKeyDictionary[_Application, ApplicationConversations] = WeakKeyDictionary()

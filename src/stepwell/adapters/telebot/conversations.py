@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 from telebot import TeleBot
 from telebot.async_telebot import AsyncTeleBot
@@ -19,8 +19,9 @@ from telebot.async_telebot import AsyncTeleBot
 from stepwell._portal import call as call_in_thread
 from stepwell._portal import sync
 from stepwell.adapters.retry import TEMPORARY, retry_until_free
+from stepwell.adapters.sending import MakeCall, make_call, sender
 from stepwell.adapters.telebot import filters
-from stepwell.adapters.telebot.calls import async_call_bot, call_bot
+from stepwell.adapters.telebot.calls import async_call_bot, call_bot, pause_of
 from stepwell.adapters.telebot.current import HandledEvent, remember, update_of
 from stepwell.adapters.telebot.order import KeyOrder
 from stepwell.codec import encode_key
@@ -32,8 +33,6 @@ from stepwell.fsm.update import Update
 __all__ = ["BotConversations", "setup"]
 
 logger: logging.Logger = logging.getLogger(__name__)
-
-_Send: TypeAlias = Callable[[dict[str, Any]], Awaitable[Any]]
 
 
 def setup(bot: TeleBot | AsyncTeleBot, fsm: FSM) -> None:
@@ -66,24 +65,24 @@ def setup(bot: TeleBot | AsyncTeleBot, fsm: FSM) -> None:
     # Not typed in telebot.
     handle_exception: Any = bot._handle_exception
     if isinstance(bot, TeleBot):
-        send: _Send = partial(call_in_thread, call_bot, bot.token)
-        _replace_methods(bot, BotConversations(bot, fsm, send, partial(call_in_thread, handle_exception)))
+        make: MakeCall = partial(call_in_thread, call_bot, bot.token)
+        _replace_methods(bot, BotConversations(bot, fsm, make, partial(call_in_thread, handle_exception)))
     else:
-        send = partial(async_call_bot, bot.token)
-        _replace_async_methods(bot, BotConversations(bot, fsm, send, handle_exception))
+        make = partial(async_call_bot, bot.token)
+        _replace_async_methods(bot, BotConversations(bot, fsm, make, handle_exception))
 
 
 class BotConversations:
     """The conversations of one bot."""
 
     def __init__(
-        self, bot: Any, fsm: FSM, send: _Send, handle_exception: Callable[[Exception], Awaitable[bool]]
+        self, bot: Any, fsm: FSM, make: MakeCall, handle_exception: Callable[[Exception], Awaitable[bool]]
     ) -> None:
         self.fsm: FSM = fsm
         #: Whether the timers run.
         self.running: bool = False
         self._bot = bot
-        self._send = send
+        self._make = make
         self._handle_exception = handle_exception
         self._starting = asyncio.Lock()
         self._handling: set[HandledEvent] = set()
@@ -104,7 +103,7 @@ class BotConversations:
             if not self.running:
                 filters.check_flows(self._bot, self.fsm)
                 if self.fsm.send is None:
-                    self.fsm.send = self._send
+                    self.fsm.send = sender(self._make, pause_of)
                 await self.fsm.__aenter__()
                 self.running = True
 
@@ -143,12 +142,19 @@ class BotConversations:
 
     async def _call(self, call: dict[str, Any]) -> None:
         try:
-            await self._send(call)
+            await make_call(self._make, pause_of, call)
         except Exception as error:  # noqa: BLE001 it is passed to the exception handler
             # The changes are written, so the update must not be delivered again: the call could fail every time.
-            if not await self._handle_exception(error):
+            if not await self._is_handled(error):
                 reason = str(error).replace(self._bot.token, "<token>")
                 logger.error("%s failed after the update was handled: %s", call["method"], reason)  # noqa: TRY400
+
+    async def _is_handled(self, error: Exception) -> bool:
+        try:
+            return await self._handle_exception(error)
+        except Exception:
+            logger.exception("the exception handler raised for a call that failed")
+            return False
 
     async def _commit(
         self, handled: HandledEvent, handlers: Callable[[HandledEvent], Awaitable[None]]

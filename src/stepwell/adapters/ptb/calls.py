@@ -1,0 +1,27 @@
+"""Calls of the Bot API that are given as a dict, made by python-telegram-bot."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from telegram import Bot
+from telegram.error import BadRequest, NetworkError, RetryAfter
+
+__all__ = ["call_bot", "pause_of"]
+
+
+async def call_bot(bot: Bot, call: dict[str, Any]) -> Any:
+    """Make a call."""
+    params = dict(call)
+    # Unlike bot.do_api_request, this does not warn that the bot has a method of that name.
+    return await bot._post(params.pop("method"), params)
+
+
+def pause_of(error: Exception) -> float | None:
+    """Return the seconds after which a call with this error may be made again; ``None`` if it would fail again."""
+    if isinstance(error, RetryAfter):
+        # From release 22.2 on, the public attribute warns that its type will change.
+        asked: Any = getattr(error, "_retry_after", None) or error.retry_after
+        return asked.total_seconds() if isinstance(asked, timedelta) else float(asked)
+    return 0.0 if isinstance(error, NetworkError) and not isinstance(error, BadRequest) else None

@@ -1,0 +1,65 @@
+"""Bot API calls that a framework makes for us: retries while Telegram is unavailable, and our errors for timers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
+
+from stepwell._backoff import backoff
+from stepwell.errors import BotApiError, BotUnavailable
+
+__all__ = ["MakeCall", "PauseOf", "make_call", "sender"]
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+#: Makes one call with the framework, and raises the framework's errors.
+MakeCall: TypeAlias = Callable[[dict[str, Any]], Awaitable[Any]]
+#: Returns the seconds after which a call with this error may be made again; ``None`` if it would fail again.
+PauseOf: TypeAlias = Callable[[Exception], float | None]
+
+#: Seconds for which a call is retried.
+PATIENCE = 20.0
+#: The first and the longest pause between two attempts, in seconds.
+PAUSES = (0.5, 5.0)
+
+
+async def make_call(make: MakeCall, pause_of: PauseOf, call: dict[str, Any]) -> Any:
+    """Make a call, and retry it while Telegram is unavailable or limits the bot. Raises the framework's error."""
+    now = asyncio.get_running_loop().time
+    give_up, failures = now() + PATIENCE, 0
+    while True:
+        try:
+            return await make(call)
+        except Exception as error:
+            asked = pause_of(error)
+            if asked is None:
+                raise
+            failures += 1
+            pause = max(asked, backoff(failures, *PAUSES))
+            if now() + pause > give_up:
+                raise
+            # Without the text of the error, which may contain the token.
+            logger.warning("retrying %s in %g s (%s)", call["method"], pause, type(error).__name__)
+        await asyncio.sleep(pause)
+
+
+def sender(make: MakeCall, pause_of: PauseOf) -> MakeCall:
+    """Return the function with which timers and jobs make calls.
+
+    It raises ``BotUnavailable`` if the call may be made later, and ``BotApiError`` if it was refused.
+    """
+
+    async def send(call: dict[str, Any]) -> Any:
+        try:
+            return await make_call(make, pause_of, call)
+        except Exception as error:  # noqa: BLE001 it is raised as one of our errors
+            if pause_of(error) is None:
+                failure = BotApiError(call["method"], None, str(error))
+            else:
+                # Without the text and the cause, which may contain the token.
+                failure = BotUnavailable(call["method"], None, type(error).__name__)
+        raise failure
+
+    return send
