@@ -6,9 +6,11 @@ import asyncio
 from contextvars import Context
 
 from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 from langgraph.types import interrupt
 
+from stepwell import sync
 from stepwell.adapters.langgraph import StepwellSaver
 from stepwell.adapters.langgraph.saver import _writers
 from tests.adapters.test_langgraph_saver import THREAD, Chat, chat
@@ -49,6 +51,31 @@ async def test_a_nested_graph_is_updated_after_another_runner() -> None:
     await graph.aupdate_state(place, {"messages": ["mine again"]})
     found = await graph.aget_state(place)
     assert found.values["messages"] == ["hello", "mine", "theirs", "mine again"]
+
+
+def test_parallel_nodes_belong_to_the_runner_of_their_graph() -> None:
+    inner = StateGraph(Chat)
+    builder = StateGraph(Chat)
+    builder.add_node("first", lambda _: {"messages": ["first"]})
+    builder.add_edge(START, "first")
+    for name in "abc":
+        inner.add_node(name, lambda _: {"messages": ["inner"]})
+        inner.add_edge(START, name)
+        builder.add_node(name, lambda _: {"messages": ["outer"]})
+        builder.add_edge("first", name)
+    builder.add_node("inner", inner.compile())
+    builder.add_edge("first", "inner")
+    saver = StepwellSaver("memory://", ownership="fence")
+    graph, in_memory = builder.compile(checkpointer=saver), builder.compile(checkpointer=InMemorySaver())
+    # LangGraph stores their writes in threads of their own, in any order.
+    for number in range(10):
+        thread: RunnableConfig = {"configurable": {"thread_id": str(number)}}
+        for _ in range(2):
+            for each in (graph, in_memory):
+                each.invoke({"messages": ["hello"]}, thread)
+        stored, expected = (sorted(each.get_state(thread).values["messages"]) for each in (graph, in_memory))
+        assert stored == expected
+    sync(saver.storage.close())
 
 
 async def test_a_task_that_runs_many_threads_keeps_few_writers() -> None:

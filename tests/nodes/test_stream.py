@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from stepwell.errors import EncodeError, InvalidOption, UnknownRun, UsageError
+from stepwell.errors import EncodeError, InvalidOption, OutcomeUnknown, TooLarge, UnknownRun, UsageError
+from stepwell.log import Log
 from stepwell.nodes import BatchNode, Node, NodeFlow, StreamEntry, linear, sse, step, worker
 from stepwell.storage import Apply
 from tests.backends import Backend
@@ -248,6 +249,68 @@ async def test_a_value_that_cannot_be_stored_raises_in_its_node(backend: Backend
     flow = linear(Write, name="write", storage=backend.storage())
     await flow.run({}, flow_id="run")
     assert values(await read(flow, "run")) == ["stored"]
+
+
+@pytest.mark.parametrize("value", ["\ud800", "x" * 2_000_000, float("nan")])
+async def test_write_raises_at_once_for_a_text_or_number_that_cannot_be_stored(backend: Backend, value: Any) -> None:
+    raised: list[Exception] = []
+
+    class Writes(Node):
+        async def exec(self, prep_res: Any) -> None:
+            step().write("before")
+            try:
+                step().write(value)
+            except (EncodeError, TooLarge) as error:
+                raised.append(error)
+            await asyncio.sleep(0.1)
+            step().write("after")
+
+    flow = linear(Writes, name="writes", storage=backend.storage())
+    await flow.run({}, flow_id="run", keep=True)
+    assert len(raised) == 1
+    assert values(await read(flow, "run")) == ["before", "after"]
+
+
+async def test_a_value_of_almost_a_megabyte_is_stored(backend: Backend) -> None:
+    class Writes(Node):
+        async def exec(self, prep_res: Any) -> None:
+            step().write("x" * (1024 * 1024 - 300))
+
+    flow = linear(Writes, name="writes", storage=backend.storage())
+    await flow.run({}, flow_id="run", keep=True)
+    assert [len(value) for value in values(await read(flow, "run"))] == [1024 * 1024 - 300]
+
+
+@pytest.mark.parametrize("applied", [False, True])
+async def test_values_of_failed_writes_are_stored_once_before_the_node_completes(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, applied: bool
+) -> None:
+    storage = backend.storage()
+    await storage.open()
+    failures = 0
+    append = Log.append
+
+    async def failing(log: Log, *given: Any) -> range:
+        nonlocal failures
+        if failures >= 3:
+            return await append(log, *given)
+        failures += 1
+        if applied:
+            await append(log, *given)
+        raise OutcomeUnknown("streams", "cut")
+
+    class Writes(Node):
+        async def exec(self, prep_res: Any) -> None:
+            # Every value is the same, so that content does not show what is stored.
+            for _ in range(40):
+                step().write("again")
+                await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(Log, "append", failing)
+    flow = linear(Writes, name="writes", storage=storage)
+    await flow.run({}, flow_id="run", keep=True)
+    assert failures == 3
+    assert values(await read(flow, "run")) == ["again"] * 40
 
 
 async def test_a_run_with_the_id_of_an_earlier_one_has_only_its_own_values(backend: Backend) -> None:

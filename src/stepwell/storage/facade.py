@@ -17,6 +17,7 @@ from stepwell.record import (
     LOGS,
     QUARANTINE,
     RUNS,
+    STREAMS,
     Address,
     Change,
     Damage,
@@ -211,7 +212,7 @@ class Facade(ABC):
 
 
 #: Namespaces whose records may be as large as those of runs.
-_LARGE_NAMESPACES = frozenset({INBOX, LOGS, RUNS, QUARANTINE})
+_LARGE_NAMESPACES = frozenset({INBOX, LOGS, RUNS, QUARANTINE, STREAMS})
 
 
 def _quarantine_of(address: Address) -> Address:

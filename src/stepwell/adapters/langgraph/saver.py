@@ -80,6 +80,8 @@ class StepwellSaver(BaseCheckpointSaver[str]):
         self.ownership: Literal["fence"] | None = ownership
         self.threads: Threads = Threads(self.storage, namespace, limit)
         self._by_checkpoint: OrderedDict[tuple[str, str, str | None], FencedWriter] = OrderedDict()
+        #: By thread and the ``id()`` of LangGraph's object for the run. A new run with the same id replaces the entry.
+        self._by_run: OrderedDict[tuple[str, int], FencedWriter] = OrderedDict()
         #: The last threads that were used, for the cost of making them.
         self._threads: OrderedDict[str, Thread] = OrderedDict()
         self._marked: OrderedDict[tuple[str, str], None] = OrderedDict()
@@ -351,10 +353,15 @@ class StepwellSaver(BaseCheckpointSaver[str]):
         """Begin a runner that has read a thread. A nested graph is part of the runner of its parent."""
         ids = config["configurable"]
         thread_id, namespace = str(ids["thread_id"]), ids.get("checkpoint_ns", "")
-        if self.ownership is None or (namespace and _RUNTIME in ids and self._current(config) is not None):
+        if self.ownership is None:
+            return
+        if namespace and _RUNTIME in ids and (current := self._current(config)) is not None:
+            _remember(self._by_run, (thread_id, id(ids[_RUNTIME])), current)
             return
         thread = self._thread(thread_id)
         writer = FencedWriter(self.storage, thread.address, thread.limit, version)
+        if _RUNTIME in ids:
+            _remember(self._by_run, (thread_id, id(ids[_RUNTIME])), writer)
         place = (self.threads, thread_id, _RUNTIME in ids)
         others = [each for each in _writers.get({}).items() if each[0] != place]
         _writers.set(dict([*others[1 - _IN_CONTEXT :], (place, writer)]))
@@ -362,11 +369,14 @@ class StepwellSaver(BaseCheckpointSaver[str]):
         _remember(self._by_checkpoint, (thread_id, namespace, at), writer)
 
     def _current(self, config: RunnableConfig) -> FencedWriter | None:
-        """Return the writer of the current task, or the one that read or wrote the checkpoint before."""
+        """Return the writer of the run or of the current task, or the one that read or wrote the checkpoint before."""
         if self.ownership is None:
             return None
         ids = config["configurable"]
         thread_id = str(ids["thread_id"])
+        # LangGraph stores the writes of parallel nodes in threads that do not have the context of the run.
+        if _RUNTIME in ids and (of_run := self._by_run.get((thread_id, id(ids[_RUNTIME])))) is not None:
+            return of_run
         found = _writers.get({}).get((self.threads, thread_id, _RUNTIME in ids))
         if found is not None:
             return found

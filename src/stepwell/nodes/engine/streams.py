@@ -10,7 +10,8 @@ import asyncio
 import threading
 from typing import Any, Final
 
-from stepwell.codec.values import decode
+from stepwell.codec.values import decode, to_json
+from stepwell.errors import EncodeError, TooLarge
 from stepwell.log import Log
 from stepwell.record import DAY, STREAMS
 from stepwell.storage import Storage
@@ -25,7 +26,11 @@ DELAY: Final = 0.05
 TTL: Final = 7 * DAY
 #: Characters of the values of one entry. The storage limits the size of an entry.
 _LARGE: Final = 200_000
-_LEAVES: Final = (str, int, float, bool, type(None))
+#: Bytes of an entry beside its source and its values.
+_ENTRY: Final = 64
+#: Values that every storage takes, and values that cannot change.
+_SMALL: Final = (int, bool, type(None))
+_CONSTANT: Final = (str, float)
 
 
 def log_of(storage: Storage, flow_id: str) -> Log:
@@ -51,6 +56,14 @@ class StreamWriter:
         self._lock = threading.Lock()
         self._entries: list[list[Any]] = []
         self._size = 0
+        #: The entries that are being written. After a failure the next write begins with them.
+        self._batch: list[list[Any]] = []
+        #: Whether these may be stored, because their write failed or was cancelled.
+        self._is_unsure = False
+        #: The number of the last entry that was stored.
+        self._last = 0
+        #: Why values were dropped.
+        self._refused: Exception | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Task[None] | None = None
         self._scheduled = False
@@ -60,12 +73,14 @@ class StreamWriter:
 
         Raises ``EncodeError`` or ``TooLarge`` if it cannot be stored.
         """
-        size = len(value) if type(value) is str else 20
-        if type(value) not in _LEAVES:
-            # The node may change the value before it is stored, so this is a copy.
-            text = self._seal.json(value, self._limits.item)
-            value, size = decode(text, self._limits.depth), len(text)
         source = [step, attempt, self._runner, self._mark]
+        size = 20
+        if type(value) not in _SMALL:
+            text = self._seal.json(value, self._limits.item - len(to_json(source)) - _ENTRY)
+            size = len(text)
+            if type(value) not in _CONSTANT:
+                # The node may change the value before it is stored, so this is a copy.
+                value = decode(text, self._limits.depth)
         with self._lock:
             self._size += size
             last = self._entries[-1] if self._entries else None
@@ -84,33 +99,51 @@ class StreamWriter:
     def _begin(self) -> None:
         if self._writing is None or self._writing.done():
             self._writing = self._loop.create_task(self._write())
-            # flush() raises its error.
+            # flush() repeats it if it fails.
             self._writing.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def flush(self) -> None:
-        """Store all values. Raises the error of a write in the background."""
-        if self._writing is not None:
-            writing, self._writing = self._writing, None
-            await writing
+        """Store all values, also those of a write in the background that failed."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            await asyncio.wait({writing})
         if self._timer is not None:
             self._timer.cancel()
         await self._write()
+        refused, self._refused = self._refused, None
+        if refused is not None:
+            raise refused
 
     async def _write(self) -> None:
+        """Store the values so far. If that fails, they are kept for the next write."""
         while True:
-            with self._lock:
-                entries, self._entries = self._entries, []
-                self._scheduled = bool(entries)
-            if not entries:
+            if not self._batch:
+                with self._lock:
+                    self._batch, self._entries = self._entries, []
+                    self._scheduled = bool(self._batch)
+            if not self._batch:
                 return
             try:
                 if not self._is_cleared:
                     await self._clear()
-                await self._log.append(*entries)
+                if not (self._is_unsure and await self._is_stored()):
+                    self._is_unsure = True
+                    self._last = (await self._log.append(*self._batch))[-1]
+            except (EncodeError, TooLarge) as error:
+                # The log is full. These values would fail again, and with them all later ones.
+                self._refused = error
             except BaseException:
-                # flush() raises it. Values that come later begin a new write.
+                # Values that come later begin a new write.
                 self._scheduled = False
                 raise
+            self._batch, self._is_unsure = [], False
+
+    async def _is_stored(self) -> bool:
+        """Return whether the write that failed has stored its entries. No other runner writes entries with its name."""
+        found = await self._log.read(after=self._last, limit=MOST, reverse=True)
+        numbers = [entry.number for entry in found if entry.value[2] == self._runner]
+        self._last = max(numbers, default=self._last)
+        return bool(numbers)
 
     async def _clear(self) -> None:
         """Remove the values of an earlier run."""
