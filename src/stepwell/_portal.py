@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from stepwell.errors import InsideLoop, UsageError
 
-__all__ = ["background_loop", "call", "settle", "sync"]
+__all__ = ["background_loop", "call", "settle", "sync", "sync_on"]
 
 T = TypeVar("T")
 
@@ -41,6 +41,16 @@ def sync(awaitable: Awaitable[T]) -> T:
         storage = open_storage("sqlite:///bot.db")
         state = sync(storage.get_state("my_bot", (42, 42)))
     """
+    if not inspect.isawaitable(awaitable):
+        raise UsageError(f"sync() takes an awaitable, such as sync(storage.get_state(bot, key)), got {awaitable!r}")
+    return sync_on(None, awaitable, "await the coroutine")
+
+
+def sync_on(loop: asyncio.AbstractEventLoop | None, awaitable: Awaitable[T], instead: str) -> T:
+    """Run an awaitable on a loop of another thread if it is running, else on the library's background loop.
+
+    ``instead``: what to do where this would block a loop, for the message of ``InsideLoop``.
+    """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -48,12 +58,12 @@ def sync(awaitable: Awaitable[T]) -> T:
     else:
         if asyncio.iscoroutine(awaitable):
             awaitable.close()
-        raise InsideLoop
-    if not inspect.isawaitable(awaitable):
-        raise UsageError(f"sync() takes an awaitable, such as sync(storage.get_state(bot, key)), got {awaitable!r}")
+        raise InsideLoop(instead)
+    if loop is None or not loop.is_running():
+        loop = background_loop()
     ended = threading.Event()
     caller = _Caller()
-    future = asyncio.run_coroutine_threadsafe(_awaited(awaitable, ended, caller), background_loop())
+    future = asyncio.run_coroutine_threadsafe(_awaited(awaitable, ended, caller), loop)
     future.add_done_callback(caller.done)
     try:
         caller.work()

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from contextvars import Context
+from pathlib import Path
+from typing import Any
 
+import pytest
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 from langgraph.types import interrupt
 
-from stepwell import sync
-from stepwell.adapters.langgraph import StepwellSaver
+from stepwell import SQLiteStorage, sync
+from stepwell.adapters.langgraph import StepwellSaver, StepwellStore
 from stepwell.adapters.langgraph.saver import _writers
+from stepwell.errors import InsideLoop
 from tests.adapters.test_langgraph_saver import THREAD, Chat, chat
 
 
@@ -76,6 +80,30 @@ def test_parallel_nodes_belong_to_the_runner_of_their_graph() -> None:
         stored, expected = (sorted(each.get_state(thread).values["messages"]) for each in (graph, in_memory))
         assert stored == expected
     sync(saver.storage.close())
+
+
+@pytest.mark.parametrize("ownership", [None, "fence"])
+async def test_a_node_in_a_thread_may_call_a_graph_and_the_store(ownership: Any, tmp_path: Path) -> None:
+    async with SQLiteStorage(str(tmp_path / "agents.db")) as storage:
+        store = StepwellStore(storage)
+        nested = (
+            StateGraph(Chat).add_node("reply", lambda _: {"messages": ["nested"]}).add_edge(START, "reply").compile()
+        )
+
+        def node(state: Chat) -> Chat:
+            store.put(("notes",), "k", {"x": 1})
+            found = store.get(("notes",), "k")
+            assert found is not None and found.value == {"x": 1}
+            return {"messages": [nested.invoke({"messages": []})["messages"][-1]]}
+
+        builder = StateGraph(Chat).add_node("node", node).add_edge(START, "node")
+        graph = builder.compile(checkpointer=StepwellSaver(storage, ownership=ownership))
+        final = await graph.ainvoke({"messages": ["hello"]}, THREAD)
+        assert final["messages"] == ["hello", "nested"]
+        state = await asyncio.to_thread(graph.get_state, THREAD)
+        assert state.values == final
+        with pytest.raises(InsideLoop, match=r"graph\.ainvoke\(\)"):
+            graph.invoke({"messages": ["hello"]}, THREAD)
 
 
 async def test_a_task_that_runs_many_threads_keeps_few_writers() -> None:

@@ -22,7 +22,7 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from stepwell._portal import sync
+from stepwell.adapters.langgraph.blocking import wait_for
 from stepwell.adapters.langgraph.names import id_of, namespace_of
 from stepwell.adapters.langgraph.ownership import FencedWriter, WriteOwnership
 from stepwell.adapters.langgraph.parts import CheckpointRow, any_large
@@ -99,7 +99,7 @@ class StepwellSaver(BaseCheckpointSaver[str]):
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Return a checkpoint, or the newest one of a thread."""
-        found, version = sync(self._get(config))
+        found, version = wait_for(self.storage, self._get(config))
         self._begin(config, found, version)
         return found
 
@@ -140,10 +140,10 @@ class StepwellSaver(BaseCheckpointSaver[str]):
         """Yield checkpoints of a thread, or of all threads, the newest of each first."""
         found = self.alist(config, filter=filter, before=before, limit=limit)
         try:
-            while (each := sync(anext(found, None))) is not None:
+            while (each := wait_for(self.storage, anext(found, None))) is not None:
                 yield each
         finally:
-            sync(cast("Any", found).aclose())
+            wait_for(self.storage, cast("Any", found).aclose())
 
     async def aput(
         self,
@@ -170,7 +170,7 @@ class StepwellSaver(BaseCheckpointSaver[str]):
             writer = await self._writer(config, current)
             return await self.put_by(writer, config, checkpoint, metadata, new_versions)
 
-        return sync(put())
+        return wait_for(self.storage, put())
 
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
@@ -188,7 +188,7 @@ class StepwellSaver(BaseCheckpointSaver[str]):
         async def put() -> None:
             await self.put_writes_by(await self._writer(config, current), config, writes, task_id, task_path)
 
-        sync(put())
+        wait_for(self.storage, put())
 
     async def adelete_thread(self, thread_id: str) -> None:
         """Delete a thread."""
@@ -198,7 +198,7 @@ class StepwellSaver(BaseCheckpointSaver[str]):
 
     def delete_thread(self, thread_id: str) -> None:
         """Delete a thread."""
-        sync(self.adelete_thread(thread_id))
+        wait_for(self.storage, self.adelete_thread(thread_id))
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Delete all checkpoints of some runs. It looks at every thread.
@@ -215,7 +215,7 @@ class StepwellSaver(BaseCheckpointSaver[str]):
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Delete all checkpoints of some runs. It looks at every thread."""
-        sync(self.adelete_for_runs(run_ids))
+        wait_for(self.storage, self.adelete_for_runs(run_ids))
 
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy all checkpoints, values and writes of a thread to another one."""
@@ -223,7 +223,7 @@ class StepwellSaver(BaseCheckpointSaver[str]):
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy all checkpoints, values and writes of a thread to another one."""
-        sync(self.acopy_thread(source_thread_id, target_thread_id))
+        wait_for(self.storage, self.acopy_thread(source_thread_id, target_thread_id))
 
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Delete old checkpoints of some threads.
@@ -242,7 +242,7 @@ class StepwellSaver(BaseCheckpointSaver[str]):
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Delete old checkpoints of some threads; see ``aprune``."""
-        sync(self.aprune(thread_ids, strategy=strategy))
+        wait_for(self.storage, self.aprune(thread_ids, strategy=strategy))
 
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
@@ -256,7 +256,7 @@ class StepwellSaver(BaseCheckpointSaver[str]):
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
         """Return the writes to delta channels before a checkpoint, and the values that they begin with."""
-        return sync(self.aget_delta_channel_history(config=config, channels=channels))
+        return wait_for(self.storage, self.aget_delta_channel_history(config=config, channels=channels))
 
     async def aclaim_write_ownership(self, thread_id: str) -> WriteOwnership:
         """Become the writer of a thread. Writers before this one get ``StaleWriter`` from now on."""

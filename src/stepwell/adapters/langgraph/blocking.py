@@ -1,0 +1,22 @@
+"""The methods of a saver and a store that wait."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from stepwell._portal import sync_on
+from stepwell.storage import Storage
+
+__all__ = ["wait_for"]
+
+T = TypeVar("T")
+
+
+def wait_for(storage: Storage, awaitable: Awaitable[T]) -> T:
+    """Run an awaitable and wait for its result.
+
+    It runs on the loop in which the storage is open: LangGraph runs ``def`` nodes of ``ainvoke()`` in threads, and they
+    may call the store or another graph.
+    """
+    return sync_on(storage.loop, awaitable, "call the asynchronous method, such as graph.ainvoke() or store.aput(),")
