@@ -10,6 +10,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import END, START, StateGraph
 
 from stepwell.adapters.langgraph import StepwellSaver
+from stepwell.errors import InvalidOption
 from tests.adapters.test_langgraph_saver import THREAD, Chat, Numbers
 from tests.backends import Backend
 
@@ -101,3 +102,11 @@ async def test_pruning_while_a_graph_runs_breaks_nothing(backend: Backend, owner
     assert (await graph.aget_state(THREAD)).values == final
     assert len([each async for each in saver.alist(THREAD)]) == 1
     assert pruned >= 39
+
+
+async def test_a_text_in_place_of_a_list_of_ids_is_refused(backend: Backend) -> None:
+    saver = StepwellSaver(backend.storage())
+    with pytest.raises(InvalidOption, match=r"thread_ids must be a list of ids, not '42'; write \['42'\]"):
+        await saver.aprune("42", strategy="delete")
+    with pytest.raises(InvalidOption, match="run_ids must be a list"):
+        await saver.adelete_for_runs("42")

@@ -15,6 +15,7 @@ from agents.models.interface import Model
 from openai.types.responses import ResponseOutputMessage, ResponseOutputText
 
 from stepwell.adapters.openai_agents import StepwellSession
+from stepwell.errors import InvalidOption
 from tests.backends import Backend
 
 #: It forks, because importing the framework takes seconds.
@@ -90,6 +91,15 @@ async def test_every_method_does_what_the_official_session_does(backend: Backend
             expected = found
     assert found == expected
     official.close()
+
+
+@pytest.mark.parametrize("items", ["hello", {"role": "user"}, [None], ["hello"], [object()]])
+async def test_items_that_are_not_dicts_are_refused(items: Any) -> None:
+    session = StepwellSession("ann", "memory://")
+    with pytest.raises(InvalidOption, match="takes a list of dicts"):
+        await session.add_items(items)
+    assert await session.get_items() == []
+    await session.storage.close()
 
 
 async def test_the_settings_limit_the_items(backend: Backend) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
+import traceback
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -325,6 +326,28 @@ async def test_a_server_that_is_loading_is_waited_for() -> None:
             await storage.set_state(BOT, 1, State("f", "s"))
     finally:
         server.stop()
+
+
+async def test_a_server_that_quotes_the_handshake_does_not_show_the_password() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            words = []
+            for _ in range(int(line[1:])):
+                size = int((await reader.readline())[1:])
+                words.append((await reader.readexactly(size + 2))[:-2].decode())
+            quoted = " ".join(f"'{word}'" for word in words[1:])
+            writer.write(f"-ERR unknown command '{words[0]}', with args beginning with: {quoted}\r\n".encode())
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    storage = RedisStorage.from_url(f"redis://ann:hunter2@127.0.0.1:{port}/0?patience=30")
+    with pytest.raises(StorageUnavailable, match=r"use Redis 6\.2 or newer") as caught:
+        await storage.open()
+    assert caught.value.final
+    assert "hunter2" not in "".join(traceback.format_exception(caught.value))
+    server.close()
 
 
 @pytest.mark.parametrize("user", ["default", "nobody"])

@@ -258,6 +258,12 @@ async def test_a_url_takes_its_keys_from_the_environment(tmp_path: Path, monkeyp
         assert storage.clock is storage.inner.clock
         await storage.set_data("bot", 1, {"a": 1})
         await storage.inner.set_data("bot", 2, {"a": 2})
+    monkeypatch.setenv("STEPWELL_NAMES_KEY", NAMES)
+    for given in ({}, {"keys": [KEY]}):
+        opened = open_storage("sealed+memory://", **given)
+        assert isinstance(opened, SealedStorage)
+        assert opened._names is not None
+    monkeypatch.delenv("STEPWELL_NAMES_KEY")
     monkeypatch.delenv("STEPWELL_KEYS")
     path = tmp_path / "keys"
     path.write_text(f"# the newest first\n{OLDER}\n{KEY}  # 2026\n")

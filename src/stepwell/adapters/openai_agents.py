@@ -8,9 +8,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from stepwell._optional import require
+from stepwell.errors import InvalidOption
 from stepwell.log import Log
 from stepwell.storage import Storage
 from stepwell.storage.urls import as_storage
@@ -67,6 +69,8 @@ class StepwellSession:
 
     async def add_items(self, items: list[TResponseInputItem]) -> None:
         """Add items at the end, all of them or none."""
+        if not isinstance(items, list | tuple) or not all(isinstance(item, Mapping) for item in items):
+            raise InvalidOption(f"add_items() takes a list of dicts, not {items!r:.200}; call model_dump() of a model")
         await self._log.append(*[cast("Any", item) for item in items])
 
     async def pop_item(self) -> TResponseInputItem | None:

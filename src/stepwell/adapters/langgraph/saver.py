@@ -205,7 +205,7 @@ class StepwellSaver(BaseCheckpointSaver[str]):
 
         A checkpoint from which a remaining one computes a delta channel is kept.
         """
-        chosen = set(map(str, run_ids))
+        chosen = set(map(str, _checked(run_ids, "run_ids")))
         for thread_id in await self.threads.of_runs(chosen):
             await self._thread(thread_id).remove(
                 lambda rows: [part for part, row in rows.items() if str(row.metadata.get("run_id")) in chosen]
@@ -231,6 +231,7 @@ class StepwellSaver(BaseCheckpointSaver[str]):
         ``"keep_latest"`` keeps the newest of each namespace, and its ancestors up to the last snapshot of each delta
         channel. ``"delete"`` deletes the threads.
         """
+        _checked(thread_ids, "thread_ids")
         if strategy == "delete":
             for thread_id in thread_ids:
                 await self.adelete_thread(thread_id)
@@ -389,6 +390,13 @@ class StepwellSaver(BaseCheckpointSaver[str]):
         _, version = await self._get(config)
         thread = self._thread(config["configurable"]["thread_id"])
         return FencedWriter(self.storage, thread.address, thread.limit, version)
+
+
+def _checked(ids: Sequence[str], what: str) -> Sequence[str]:
+    """Return a list of ids. A text would be taken for a list of its letters."""
+    if isinstance(ids, str):
+        raise InvalidOption(f"{what} must be a list of ids, not {ids!r}; write [{ids!r}]")
+    return ids
 
 
 def _with_plain_metadata(config: RunnableConfig) -> RunnableConfig:

@@ -304,6 +304,12 @@ class RedisConnection:
             if isinstance(error, _errors.NoPermissionError):
                 what = "does not permit its user to connect; see the ACL line in docs/redis.md"
                 raise self._unavailable(what, error, sent=sent, final=True) from error
+            if "unknown command" in str(error).lower():
+                # Without the error: it quotes the arguments of HELLO, and so the password.
+                what = (
+                    "does not know a command of the handshake; use Redis 6.2 or newer, or a proxy that supports HELLO"
+                )
+                raise self._unavailable(what, None, sent=sent, final=True) from None
             if "DB index" not in str(error):
                 raise self._unavailable("cannot be reached", error, sent=sent) from error
             raise self._unavailable(

@@ -88,7 +88,7 @@ class SealedStorage(Storage):
         given = {name: options.pop(name) for name in ("keys", "names_key", "allow_plaintext") if name in options}
         if "keys" not in given:
             given["keys"] = keys_of_environment()
-            given.setdefault("names_key", names_key_of_environment())
+        given.setdefault("names_key", names_key_of_environment())
         return cls(open_storage(rest.removesuffix("?"), **options), **given)
 
     def __repr__(self) -> str:
