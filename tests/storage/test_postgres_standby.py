@@ -8,11 +8,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import asyncpg
 import pytest
 
 from stepwell.errors import InvalidOption, OutcomeUnknown, StorageUnavailable
 from stepwell.operate.checks.postgres import check
-from stepwell.storage.postgres import PostgresStorage
+from stepwell.storage.postgres import PostgresStorage, hosts
 from stepwell.storage.postgres.hosts import Host, hosts_of
 from tests.servers.postgres import shared
 from tests.servers.process import free_port
@@ -72,6 +73,25 @@ async def test_a_storage_follows_a_promotion_and_does_not_return_to_the_old_prim
         (servers,) = [each for each in findings if each.check == "servers"]
         assert servers.level == "fail" and f"{pair.primary.address} accepts writes" in servers.what
         assert f"{pair.standby.address} was replaced by a server that was promoted" in servers.what
+
+
+async def test_a_storage_leaves_a_primary_that_goes_on_after_a_promotion(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosts, "CHECK_EVERY", 0.1)
+    pair = StandbyPair()
+    try:
+        async with PostgresStorage.from_url(pair.url()) as storage:
+            await storage.update_data("bot", 1, {"n": 0})
+            await pair.promote()
+            admin = await asyncpg.connect(pair.primary.url())
+            async with asyncio.timeout(60):
+                number = 0
+                while not await admin.fetchval("select count(*) from stepwell.records where key = '2'"):
+                    number += 1
+                    await storage.update_data("bot", 2, {"n": number})
+            assert await storage.get_data("bot", 2) == {"n": number}
+            await admin.close()
+    finally:
+        pair.stop()
 
 
 async def arrives(sender: PostgresStorage, woken: asyncio.Event) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple, TypeAlias
 from urllib.parse import parse_qsl, unquote
@@ -25,6 +25,8 @@ __all__ = ["Host", "PrimarySource", "hosts_of"]
 
 #: Seconds to wait for the other servers after one of them accepts writes: perhaps it is a primary that was replaced.
 OTHERS = 0.25
+#: Seconds between two looks for a server that was promoted while the old primary goes on.
+CHECK_EVERY = 10.0
 #: Values of target_session_attrs that a storage supports.
 _WRITABLE = (None, "read-write", "primary")
 
@@ -90,23 +92,33 @@ class PrimarySource(UrlSource):
         self._opened: WeakKeyDictionary[DriverConnection, int] = WeakKeyDictionary()
 
     async def acquire(self) -> DriverConnection:
-        attempts = {asyncio.ensure_future(self._attempt(host)): host for host in self._hosts}
+        attempts = self._attempts()
         chosen: DriverConnection | None = None
         try:
             primaries = await self._primaries(attempts)
             if not primaries:
                 raise self._unavailable(attempts)
             timeline, chosen = max(primaries, key=lambda found: found[0])
-            self._use(chosen, timeline)
+            self._opened[chosen] = timeline
+            self._follow(timeline)
         finally:
-            for attempt in attempts:
-                attempt.cancel()
-                attempt.add_done_callback(lambda done: _discard(done, chosen))
+            _end(attempts, chosen)
         return chosen
+
+    async def watch(self) -> None:
+        """Look for a promoted server again and again, and close the connections to one that it has replaced."""
+        while True:
+            await asyncio.sleep(CHECK_EVERY)
+            attempts = self._attempts()
+            try:
+                for timeline, _ in await self._primaries(attempts):
+                    self._follow(timeline)
+            finally:
+                _end(attempts, None)
 
     async def roles(self) -> dict[str, str]:
         """Return for each server whether it "accepts writes" or "is a standby", or why it cannot be used."""
-        attempts = {asyncio.ensure_future(self._attempt(host)): host for host in self._hosts}
+        attempts = self._attempts()
         try:
             await asyncio.wait(attempts, timeout=self._options.connect_timeout)
             return {
@@ -116,9 +128,10 @@ class PrimarySource(UrlSource):
                 for attempt, host in attempts.items()
             }
         finally:
-            for attempt in attempts:
-                attempt.cancel()
-                attempt.add_done_callback(lambda done: _discard(done, None))
+            _end(attempts, None)
+
+    def _attempts(self) -> dict[_Attempt, Host]:
+        return {asyncio.ensure_future(self._attempt(host)): host for host in self._hosts}
 
     async def _primaries(self, attempts: dict[_Attempt, Host]) -> list[tuple[int, DriverConnection]]:
         """Return the servers that accept writes, with their timelines."""
@@ -155,11 +168,10 @@ class PrimarySource(UrlSource):
             raise
         return timeline, connection
 
-    def _use(self, connection: DriverConnection, timeline: int) -> None:
-        self._opened[connection] = timeline
+    def _follow(self, timeline: int) -> None:
+        """Close the connections to servers of lower timelines: they were replaced, and may still accept writes."""
         if timeline > self._timeline:
             self._timeline = timeline
-            # Other connections may lead to a server that was replaced and still accepts writes.
             for other, its_timeline in list(self._opened.items()):
                 if its_timeline < timeline:
                     with suppress(RuntimeError):
@@ -208,6 +220,13 @@ async def _timeline(connection: DriverConnection) -> int:
             return int(await connection.fetchval(_TIMELINE))
     except ServerError:
         return 0
+
+
+def _end(attempts: Iterable[_Attempt], chosen: DriverConnection | None) -> None:
+    """End all attempts, and close their connections except the chosen one."""
+    for attempt in attempts:
+        attempt.cancel()
+        attempt.add_done_callback(lambda done: _discard(done, chosen))
 
 
 def _discard(attempt: _Attempt, chosen: object) -> None:

@@ -110,6 +110,8 @@ class PostgresStorage(Storage):
         self._fast_path = FastPath(self._quoted) if self._source.lock_timeout is None else None
         #: Numbers each attempt to send a batch without writes.
         self._sent = 0
+        #: Looks for a promotion, if the URL names several servers.
+        self._watching: asyncio.Task[None] | None = None
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> Self:
@@ -132,7 +134,8 @@ class PostgresStorage(Storage):
         failures = 0
         while True:
             try:
-                return await self._other.call(self._migrate)
+                await self._other.call(self._migrate)
+                break
             except BaseException as error:
                 await self._other.close()
                 if not isinstance(error, StorageUnavailable):
@@ -143,11 +146,16 @@ class PostgresStorage(Storage):
                 if error.final or loop.time() + pause >= give_up:
                     raise
             await asyncio.sleep(pause)
+        if isinstance(self._source, PrimarySource):
+            self._watching = loop.create_task(self._source.watch(), name="stepwell-primary")
 
     async def _migrate(self, connection: Any) -> None:
         await migrate(connection, self.schema, self._source.server, self._timeout, self._partitions)
 
     async def _close(self) -> None:
+        watching, self._watching = self._watching, None
+        if watching is not None and not watching.get_loop().is_closed():
+            watching.cancel()
         for connection in (*self._connections.values(), self._other, self._counting):
             await connection.close()
 
