@@ -252,6 +252,18 @@ async def test_the_primary_is_chosen_from_a_standby_and_a_primary(server: Postgr
         standby.stop()
 
 
+async def test_a_list_is_read_again_if_the_server_has_closed_its_connection(server: PostgresServer, admin: Any) -> None:
+    kill = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'stepwell'"
+    async with PostgresStorage(server.url(), schema="lists", patience=0.1) as storage:
+        await storage.update_data("bot", 1, {"a": 1})
+        for read in (storage.namespaces, lambda: storage.due("bot"), lambda: storage.queued("bot", "q")):
+            await read()
+            await admin.execute(kill)
+            assert await read() is not None
+        await admin.execute(kill)
+        assert [entry.key async for entry in storage.scan("bot")] == [1]
+
+
 async def test_a_lock_that_is_not_released_ends_the_call_in_time(server: PostgresServer, admin: Any) -> None:
     async with PostgresStorage(server.url(), schema="locked", timeout=1, patience=0.2) as storage:
         await storage.update_data("bot", 1, {"a": 1})

@@ -328,6 +328,18 @@ async def test_a_server_that_is_loading_is_waited_for() -> None:
         server.stop()
 
 
+async def test_a_list_is_read_again_if_the_server_has_closed_its_connection(own_server: RedisServer) -> None:
+    async with RedisStorage.from_url(own_server.url(), patience=0.1) as storage:
+        await storage.set_state(BOT, 1, State("f", "s"))
+        with own_server.client() as client:
+            for read in (storage.namespaces, lambda: storage.due(BOT), lambda: storage.queued(BOT, "q")):
+                await read()
+                client.client_kill_filter(_type="normal", skipme=True)
+                assert await read() is not None
+            client.client_kill_filter(_type="normal", skipme=True)
+            assert [entry.key async for entry in storage.scan(BOT)] == [1]
+
+
 async def test_a_server_that_quotes_the_handshake_does_not_show_the_password() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while line := await reader.readline():

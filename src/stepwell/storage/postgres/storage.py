@@ -31,6 +31,7 @@ from stepwell.storage.postgres.places import PlaceIndex, filters
 from stepwell.storage.postgres.rows import COLUMNS, STORED, columns, escaped, results, stored
 from stepwell.storage.postgres.schema import checked, checked_partitions, migrate
 from stepwell.storage.queue_text import END
+from stepwell.storage.reads import read_again
 from stepwell.storage.urls import check_url, take_options, truth
 
 __all__ = ["PostgresStorage"]
@@ -374,7 +375,10 @@ class PostgresStorage(Storage):
         return [row[0] for row in rows]
 
     async def sweep(self, limit: int = 1000) -> Swept:
-        rows = await self._fetch(f"select * from {self._quoted}.sweep($1, $2)", self._now(), limit)  # noqa: S608
+        if self._loop is not asyncio.get_running_loop():
+            await self.ensure_open()
+        # Not read again: its answer names the records that it has removed.
+        rows = await self._other.fetch(f"select * from {self._quoted}.sweep($1, $2)", self._now(), limit)  # noqa: S608
         return Swept([(Address(row[0], row[1]), row[2]) for row in rows if row[3]], len(rows))
 
     async def settings(self) -> dict[str, Any]:
@@ -416,7 +420,7 @@ class PostgresStorage(Storage):
     async def _fetch(self, sql: str, *args: Any) -> list[Any]:
         if self._loop is not asyncio.get_running_loop():
             await self.ensure_open()
-        return await self._other.fetch(sql, *args)
+        return await read_again(partial(self._other.fetch, sql, *args))
 
     def _now(self) -> float | None:
         return None if self.clock is None else self.clock()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine, Hashable, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, Final, TypeVar, cast
 
@@ -14,6 +15,7 @@ from stepwell.record import Address, Stored
 from stepwell.storage.listing import Any_, Due, Page, Query, Swept
 from stepwell.storage.outage import OutageLog
 from stepwell.storage.queue_text import END, key_of
+from stepwell.storage.reads import read_again
 from stepwell.storage.redis.cluster import Cluster
 from stepwell.storage.redis.server import Request, Server
 from stepwell.storage.redis.wire import (
@@ -191,7 +193,12 @@ class RedisListing:
             return []
         requests = self._requests(script, indexes, rows)
         read = self._server.read if may_lag and self._may_lag else self._server.call
-        return [reply for reply, _ in await read(self._lane, requests)]
+        if script is _SWEEP:
+            # Not read again: its answer names the records that it has removed.
+            answers = await read(self._lane, requests)
+        else:
+            answers = await read_again(partial(read, self._lane, requests))
+        return [reply for reply, _ in answers]
 
     def _requests(
         self, script: Script, indexes: Sequence[tuple[int, str]], rows: Sequence[tuple[str, ...]]
@@ -221,7 +228,7 @@ class RedisListing:
             return [[] if answer is None else answer[0][0] for answer in answers]
         names = [f"{self._keys.prefixes[0]}-", *(index for _, index in indexes)]
         command = ("EVALSHA", script.sha, str(len(names)), *names, self._now(), self._keys.width, *row)
-        ((reply, _),) = await self._server.call(self._lane, [Request(0, script, command)])
+        ((reply, _),) = await read_again(partial(self._server.call, self._lane, [Request(0, script, command)]))
         return cast("list[list[Any]]", reply)
 
 
