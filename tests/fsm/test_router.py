@@ -164,6 +164,21 @@ async def test_calls_that_cannot_be_remembered_do_not_stop_the_update(
     assert await fsm.storage.get_data("bot", KEY) == {"sent": "huge"}
 
 
+async def test_the_other_calls_beside_a_large_one_are_remembered(fsm: FSM, caplog: pytest.LogCaptureFixture) -> None:
+    router = Router(fsm)
+
+    @router.on()
+    async def handler(ctx: Context) -> None:
+        ctx.answer("before")
+        ctx.answer("x" * 300_000)
+        ctx.answer("after")
+
+    update = message("hello", update_id=1)
+    assert len(await router.handle(update)) == 3
+    assert [call["text"] for call in await router.handle(update)] == ["before", "after"]
+    assert caplog.text.count("the call sendMessage of this update cannot be remembered") == 1
+
+
 async def test_a_handler_that_raises_changes_nothing_and_answers_nothing(fsm: FSM) -> None:
     sent: list[Any] = []
 

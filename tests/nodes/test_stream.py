@@ -13,7 +13,7 @@ import pytest
 
 from stepwell.errors import EncodeError, InvalidOption, OutcomeUnknown, TooLarge, UnknownRun, UsageError
 from stepwell.log import Log
-from stepwell.nodes import BatchNode, Node, NodeFlow, StreamEntry, linear, sse, step, worker
+from stepwell.nodes import BatchNode, Node, NodeFlow, StreamEntry, linear, parallel, sse, step, worker
 from stepwell.storage import Apply
 from tests.backends import Backend
 
@@ -311,6 +311,28 @@ async def test_values_of_failed_writes_are_stored_once_before_the_node_completes
     await flow.run({}, flow_id="run", keep=True)
     assert failures == 3
     assert values(await read(flow, "run")) == ["again"] * 40
+
+
+async def test_parallel_nodes_that_end_together_store_each_value_once(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = Log.append
+
+    async def slow(log: Log, *given: Any) -> range:
+        await asyncio.sleep(0.03)
+        return await append(log, *given)
+
+    class Writes(Node):
+        async def exec(self, prep_res: Any) -> None:
+            for number in range(20):
+                step().write([self.name, number])
+                await asyncio.sleep(0.005)
+
+    monkeypatch.setattr(Log, "append", slow)
+    flow = linear(parallel(*(Writes(name=name) for name in "abc")), name="writes", storage=backend.storage())
+    await flow.run({}, flow_id="run", keep=True)
+    found = values(await read(flow, "run"))
+    assert sorted(found) == [[name, number] for name in "abc" for number in range(20)]
 
 
 async def test_a_run_with_the_id_of_an_earlier_one_has_only_its_own_values(backend: Backend) -> None:

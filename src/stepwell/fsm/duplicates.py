@@ -76,15 +76,25 @@ class HandledUpdates:
             if ids == " ":
                 break
             ids = ids[ids.index(" ", 1) :]
-        encoded = "[]"
-        if calls:
-            try:
-                encoded = self._slot.memo_part(calls, beside=len(ids) + 5)
-            except (EncodeError, TooLarge) as error:
-                # Losing the calls of a redelivered update is better than losing its state.
-                logger.warning("the calls for this update cannot be remembered: %s", error)
-                encoded = "[]"
+        encoded = self._encoded(calls, beside=len(ids) + 5) if calls else "[]"
         return Json(f'["{ids}",{encoded}]')
+
+    def _encoded(self, calls: list[dict[str, Any]], *, beside: int) -> str:
+        """Encode the calls that can be remembered."""
+        try:
+            return self._slot.memo_part(calls, beside=beside)
+        except (EncodeError, TooLarge):
+            pass
+        kept: list[dict[str, Any]] = []
+        encoded = "[]"
+        for call in calls:
+            try:
+                encoded = self._slot.memo_part([*kept, call], beside=beside)
+                kept.append(call)
+            except (EncodeError, TooLarge) as error:
+                # Losing a call of a redelivered update is better than losing its state.
+                logger.warning("the call %s of this update cannot be remembered: %s", call.get("method"), error)
+        return encoded
 
     def merged(self, other: HandledUpdates, mark: str) -> Json:
         """Return the memo with the updates of both, the other's first, and with a mark as the newest id."""

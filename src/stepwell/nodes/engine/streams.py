@@ -56,6 +56,7 @@ class StreamWriter:
         self._lock = threading.Lock()
         self._entries: list[list[Any]] = []
         self._size = 0
+        self._turn = asyncio.Lock()
         #: The entries that are being written. After a failure the next write begins with them.
         self._batch: list[list[Any]] = []
         #: Whether these may be stored, because their write failed or was cancelled.
@@ -116,27 +117,34 @@ class StreamWriter:
 
     async def _write(self) -> None:
         """Store the values so far. If that fails, they are kept for the next write."""
-        while True:
-            if not self._batch:
-                with self._lock:
-                    self._batch, self._entries = self._entries, []
-                    self._scheduled = bool(self._batch)
-            if not self._batch:
-                return
-            try:
-                if not self._is_cleared:
-                    await self._clear()
-                if not (self._is_unsure and await self._is_stored()):
-                    self._is_unsure = True
-                    self._last = (await self._log.append(*self._batch))[-1]
-            except (EncodeError, TooLarge) as error:
-                # The log is full. These values would fail again, and with them all later ones.
-                self._refused = error
-            except BaseException:
-                # Values that come later begin a new write.
-                self._scheduled = False
-                raise
-            self._batch, self._is_unsure = [], False
+        # Parallel nodes may end at the same time.
+        async with self._turn:
+            while await self._write_batch():
+                pass
+
+    async def _write_batch(self) -> bool:
+        """Store the next entries, and return whether there were any."""
+        if not self._batch:
+            with self._lock:
+                self._batch, self._entries = self._entries, []
+                self._scheduled = bool(self._batch)
+        if not self._batch:
+            return False
+        try:
+            if not self._is_cleared:
+                await self._clear()
+            if not (self._is_unsure and await self._is_stored()):
+                self._is_unsure = True
+                self._last = (await self._log.append(*self._batch))[-1]
+        except (EncodeError, TooLarge) as error:
+            # The log is full. These values would fail again, and with them all later ones.
+            self._refused = error
+        except BaseException:
+            # Values that come later begin a new write.
+            self._scheduled = False
+            raise
+        self._batch, self._is_unsure = [], False
+        return True
 
     async def _is_stored(self) -> bool:
         """Return whether the write that failed has stored its entries. No other runner writes entries with its name."""
