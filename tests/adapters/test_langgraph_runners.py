@@ -12,6 +12,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 from langgraph.types import interrupt
+from typing_extensions import TypedDict
 
 from stepwell import SQLiteStorage, sync
 from stepwell.adapters.langgraph import StepwellSaver, StepwellStore
@@ -79,6 +80,23 @@ def test_parallel_nodes_belong_to_the_runner_of_their_graph() -> None:
                 each.invoke({"messages": ["hello"]}, thread)
         stored, expected = (sorted(each.get_state(thread).values["messages"]) for each in (graph, in_memory))
         assert stored == expected
+    sync(saver.storage.close())
+
+
+class Counted(TypedDict):
+    n: int
+
+
+def test_nested_graphs_of_many_runs_of_a_thread_have_the_writer_of_their_own_run() -> None:
+    inner = StateGraph(Counted).add_node("count", lambda state: {"n": state["n"] + 1}).add_edge(START, "count")
+    builder = StateGraph(Counted)
+    builder.add_sequence([("first", inner.compile()), ("second", inner.compile())])
+    builder.add_edge(START, "first")
+    saver = StepwellSaver("memory://", ownership="fence")
+    graph = builder.compile(checkpointer=saver)
+    # LangGraph's objects for these runs are freed, so that later ones may have their ids.
+    for number in range(200):
+        assert graph.invoke({"n": number}, THREAD) == {"n": number + 2}
     sync(saver.storage.close())
 
 

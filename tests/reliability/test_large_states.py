@@ -22,6 +22,7 @@ from stepwell.nodes import Node, linear
 from stepwell.nodes.engine import lease
 from stepwell.record import Limits
 from stepwell.slot import Slot
+from stepwell.storage import Claim
 
 
 class Callbacks:
@@ -69,8 +70,17 @@ class Fail(Node):
 
 
 async def test_a_large_run_does_not_block_the_loop_and_keeps_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "LEASE", 0.8)
+    # Long enough for a machine that does not run this process for a second.
+    monkeypatch.setattr(lease, "LEASE", 3.0)
     storage = MemoryStorage(sweep_every=None)
+    perform, renewals = storage.perform, 0
+
+    def counted(operation: Any) -> Any:
+        nonlocal renewals
+        renewals += isinstance(operation, Claim) and operation.renew
+        return perform(operation)
+
+    monkeypatch.setattr(storage, "perform", counted)
     flow = linear(Count(name="a"), Count(name="b"), Fail(name="c"), name="large", storage=storage)
     shared = {"records": records(8_000_000), "text": "x" * 2_000_000}
     whole = time_of_encoding(shared)
@@ -80,7 +90,7 @@ async def test_a_large_run_does_not_block_the_loop_and_keeps_its_lease(monkeypat
     begun = time.monotonic()
     with pytest.raises(LookupError):
         await flow.run(shared, flow_id="r")
-    assert time.monotonic() - begun > lease.LEASE, "it ended within the lease"
+    assert renewals or time.monotonic() - begun < lease.LEASE / 2, "the lease was not renewed in time"
     with pytest.raises(LookupError):
         await flow.resume("r")
     state = await StateStorage(storage).get_state("r")

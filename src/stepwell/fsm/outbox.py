@@ -175,23 +175,29 @@ async def _send(fsm: Machine, entry: Entry | None, calls: list[dict[str, Any]]) 
     send = fsm.send
     if send is None:
         return
+    is_last = attempts >= MOST_ATTEMPTS
     try:
         async with asyncio.timeout(SEND_TIMEOUT):
             while calls:
                 try:
                     await send(calls[0])
-                except BotUnavailable:
-                    raise
                 except BotApiError as error:
+                    if isinstance(error, BotUnavailable) and not is_last:
+                        raise
                     logger.warning("a call was not sent: %s", error)
+                except Exception:
+                    if not is_last:
+                        raise
+                    logger.exception("%s could not be sent and is dropped", calls[0].get("method"))
                 del calls[0]
     except Exception:
-        if attempts < MOST_ATTEMPTS:
-            logger.exception("%s could not be sent and will be retried", calls[0].get("method"))
+        if is_last:
+            logger.exception(
+                "%s and the calls after it could not be sent in time and are dropped", calls[0].get("method")
+            )
+            calls.clear()
         else:
-            logger.exception("%s could not be sent and is dropped", calls[0].get("method"))
-            del calls[0]
-            await _send(fsm, entry, calls)
+            logger.exception("%s could not be sent and will be retried", calls[0].get("method"))
 
 
 async def _replace(

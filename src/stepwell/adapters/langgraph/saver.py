@@ -44,6 +44,8 @@ _IN_CONTEXT: Final = 16
 _RUNTIME: Final = "__pregel_runtime"
 #: The writers that are found by their last checkpoint, the runs whose mark is known to be stored, and the threads.
 _REMEMBERED: Final = 10_000
+#: The runs whose writers are found by LangGraph's object for the run.
+_RUNS: Final = 256
 #: The items of a write.
 _channel, _value = itemgetter(0), itemgetter(1)
 
@@ -80,8 +82,8 @@ class StepwellSaver(BaseCheckpointSaver[str]):
         self.ownership: Literal["fence"] | None = ownership
         self.threads: Threads = Threads(self.storage, namespace, limit)
         self._by_checkpoint: OrderedDict[tuple[str, str, str | None], FencedWriter] = OrderedDict()
-        #: By thread and the ``id()`` of LangGraph's object for the run. A new run with the same id replaces the entry.
-        self._by_run: OrderedDict[tuple[str, int], FencedWriter] = OrderedDict()
+        #: By thread and the ``id()`` of LangGraph's object for the run, which is kept, so that no other has its id.
+        self._by_run: OrderedDict[tuple[str, int], tuple[object, FencedWriter]] = OrderedDict()
         #: The last threads that were used, for the cost of making them.
         self._threads: OrderedDict[str, Thread] = OrderedDict()
         self._marked: OrderedDict[tuple[str, str], None] = OrderedDict()
@@ -357,17 +359,20 @@ class StepwellSaver(BaseCheckpointSaver[str]):
         if self.ownership is None:
             return
         if namespace and _RUNTIME in ids and (current := self._current(config)) is not None:
-            _remember(self._by_run, (thread_id, id(ids[_RUNTIME])), current)
+            self._remember_run(thread_id, ids[_RUNTIME], current)
             return
         thread = self._thread(thread_id)
         writer = FencedWriter(self.storage, thread.address, thread.limit, version)
         if _RUNTIME in ids:
-            _remember(self._by_run, (thread_id, id(ids[_RUNTIME])), writer)
+            self._remember_run(thread_id, ids[_RUNTIME], writer)
         place = (self.threads, thread_id, _RUNTIME in ids)
         others = [each for each in _writers.get({}).items() if each[0] != place]
         _writers.set(dict([*others[1 - _IN_CONTEXT :], (place, writer)]))
         at = None if found is None else found.config["configurable"]["checkpoint_id"]
         _remember(self._by_checkpoint, (thread_id, namespace, at), writer)
+
+    def _remember_run(self, thread_id: str, run: object, writer: FencedWriter) -> None:
+        _remember(self._by_run, (thread_id, id(run)), (run, writer), most=_RUNS)
 
     def _current(self, config: RunnableConfig) -> FencedWriter | None:
         """Return the writer of the run or of the current task, or the one that read or wrote the checkpoint before."""
@@ -377,7 +382,7 @@ class StepwellSaver(BaseCheckpointSaver[str]):
         thread_id = str(ids["thread_id"])
         # LangGraph stores the writes of parallel nodes in threads that do not have the context of the run.
         if _RUNTIME in ids and (of_run := self._by_run.get((thread_id, id(ids[_RUNTIME])))) is not None:
-            return of_run
+            return of_run[1]
         found = _writers.get({}).get((self.threads, thread_id, _RUNTIME in ids))
         if found is not None:
             return found
@@ -407,10 +412,10 @@ def _with_plain_metadata(config: RunnableConfig) -> RunnableConfig:
     return cast("RunnableConfig", {**config, "metadata": metadata.maps[0]})
 
 
-def _remember(known: OrderedDict[Any, Any], key: Any, value: Any) -> None:
+def _remember(known: OrderedDict[Any, Any], key: Any, value: Any, most: int = _REMEMBERED) -> None:
     known[key] = value
     known.move_to_end(key)
-    if len(known) > _REMEMBERED:
+    if len(known) > most:
         known.popitem(last=False)
 
 

@@ -28,6 +28,7 @@ TTL: Final = 7 * DAY
 _LARGE: Final = 200_000
 #: Bytes of an entry beside its source and its values.
 _ENTRY: Final = 64
+_LARGEST: Final = 2**63
 #: Values that every storage takes, and values that cannot change.
 _SMALL: Final = (int, bool, type(None))
 _CONSTANT: Final = (str, float)
@@ -48,6 +49,7 @@ class StreamWriter:
         self._log = log_of(storage, flow_id)
         self._seal = storage.seal(self._log.address)
         self._limits = storage.limits
+        self._most = min(_LARGE, storage.limits.item // 2)
         self._mark = mark
         self._is_cleared = False
         self._loop = loop
@@ -63,7 +65,7 @@ class StreamWriter:
         self._is_unsure = False
         #: The number of the last entry that was stored.
         self._last = 0
-        #: Why values were dropped.
+        #: Why values were dropped. No node of this runner can be stored without them.
         self._refused: Exception | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Task[None] | None = None
@@ -76,16 +78,16 @@ class StreamWriter:
         """
         source = [step, attempt, self._runner, self._mark]
         size = 20
-        if type(value) not in _SMALL:
+        if type(value) not in _SMALL or (type(value) is int and not -_LARGEST <= value <= _LARGEST):
             text = self._seal.json(value, self._limits.item - len(to_json(source)) - _ENTRY)
             size = len(text)
-            if type(value) not in _CONSTANT:
+            if type(value) not in (*_SMALL, *_CONSTANT):
                 # The node may change the value before it is stored, so this is a copy.
                 value = decode(text, self._limits.depth)
         with self._lock:
             self._size += size
             last = self._entries[-1] if self._entries else None
-            if last is None or last[:-1] != source or len(last[-1]) == MOST or self._size > _LARGE:
+            if last is None or last[:-1] != source or len(last[-1]) == MOST or self._size > self._most:
                 self._size = size
                 self._entries.append([*source, [value]])
             else:
@@ -111,9 +113,8 @@ class StreamWriter:
         if self._timer is not None:
             self._timer.cancel()
         await self._write()
-        refused, self._refused = self._refused, None
-        if refused is not None:
-            raise refused
+        if self._refused is not None:
+            raise self._refused
 
     async def _write(self) -> None:
         """Store the values so far. If that fails, they are kept for the next write."""

@@ -75,10 +75,12 @@ def _partitions(count: int, wanted: int, schema: str) -> Finding:
 def _servers(servers: Mapping[str, str]) -> Finding:
     """Check the servers of a URL with several."""
     text = "; ".join(f"{server} {role}" for server, role in servers.items())
-    writable = list(servers.values()).count("accepts writes")
-    if writable > 1 or any(role.startswith("was replaced") for role in servers.values()):
+    if any(role.startswith("was replaced") for role in servers.values()):
         advice = "stop the server that was replaced, and start it again as a standby: it accepts writes, which are lost"
         return Finding("servers", "fail", text, advice)
+    if list(servers.values()).count("accepts writes") > 1:
+        advice = "if these are not addresses of one server, stop the one that was replaced: its writes are lost"
+        return Finding("servers", "warn", text, advice)
     if not {*servers.values()} <= {"accepts writes", "is a standby"}:
         return Finding("servers", "warn", text, "start the missing servers: they are needed when the primary fails")
     return Finding("servers", "ok", text)

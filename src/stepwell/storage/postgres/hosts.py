@@ -98,9 +98,13 @@ class PrimarySource(UrlSource):
             primaries = await self._primaries(attempts)
             if not primaries:
                 raise self._unavailable(attempts)
-            timeline, chosen = max(primaries, key=lambda found: found[0])
-            self._opened[chosen] = timeline
+            timeline, found = max(primaries, key=lambda found: found[0])
             self._follow(timeline)
+            if timeline < self._timeline:
+                # Another connection has found the promoted server meanwhile.
+                raise StorageUnavailable(f"{self.server} has just promoted another server", sent=False)
+            chosen = found
+            self._opened[chosen] = timeline
         finally:
             _end(attempts, chosen)
         return chosen
@@ -170,12 +174,11 @@ class PrimarySource(UrlSource):
 
     def _follow(self, timeline: int) -> None:
         """Close the connections to servers of lower timelines: they were replaced, and may still accept writes."""
-        if timeline > self._timeline:
-            self._timeline = timeline
-            for other, its_timeline in list(self._opened.items()):
-                if its_timeline < timeline:
-                    with suppress(RuntimeError):
-                        other.terminate()
+        self._timeline = max(self._timeline, timeline)
+        for other, its_timeline in list(self._opened.items()):
+            if its_timeline < self._timeline:
+                with suppress(RuntimeError):
+                    other.terminate()
 
     def _unavailable(self, attempts: dict[_Attempt, Host]) -> Exception:
         """Return an error that says why each server cannot be used."""
