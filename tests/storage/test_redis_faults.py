@@ -28,6 +28,7 @@ from stepwell.errors import (
 )
 from stepwell.record import Change
 from stepwell.slot import Slot
+from stepwell.slot.waiters import CHECK_EVERY
 from stepwell.storage import Apply, Claim, Get
 from stepwell.storage.lane import JOURNAL_LIFE
 from stepwell.storage.redis import RedisStorage
@@ -255,7 +256,8 @@ async def test_fifty_updates_of_one_key_are_a_hundred_and_ten_commands_at_most(p
     commands = 0
     while reader.gets() is not False:
         commands += 1
-    assert 100 <= commands <= 110, "the last read included"
+    # The last read is included, and now and then two operations that let another process go first.
+    assert 100 <= commands <= 110 + 2 * took / CHECK_EVERY
     # A pause between two holders would take longer.
     assert took < 5
 
