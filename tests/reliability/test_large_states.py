@@ -97,7 +97,7 @@ async def test_a_large_run_does_not_block_the_loop_and_keeps_its_lease(monkeypat
     await StateStorage(storage).update_state("copy", state)
     assert len(state["records"]) == 100_000
     # A state that nobody uses any more is freed in one call, which takes a twentieth.
-    assert seen.longest < whole / 5
+    assert seen.longest < whole / 6
 
 
 class Notes(Flow, name="notes"):
@@ -110,17 +110,18 @@ async def test_a_conversation_within_its_limit_does_not_block_the_loop(monkeypat
     given = [records(200_000) for _ in range(4)]
     whole = min(map(time_of_encoding, given))
     seen = Callbacks(monkeypatch)
-    longest = []
-    for update, each in enumerate(given):
-        await asyncio.sleep(0)
-        seen.longest = 0.0
-        async with fsm.conversation(key=1, update_id=update) as ctx:
-            ctx.start_flow(Notes)
-            ctx.update_data({"records": each, "update": update})
-        await storage.get_data("bot", 1)
-        longest.append(seen.longest)
-    # The first update loads nothing. The least of the others: processor time includes time that a host takes away.
-    assert min(longest[1:]) < whole / 3
+    longest: list[list[float]] = [[] for _ in given]
+    for key in range(3):
+        for update, each in enumerate(given):
+            await asyncio.sleep(0)
+            seen.longest = 0.0
+            async with fsm.conversation(key=key, update_id=update) as ctx:
+                ctx.start_flow(Notes)
+                ctx.update_data({"records": each, "update": update})
+            await storage.get_data("bot", key)
+            longest[update].append(seen.longest)
+    # The least of three conversations: processor time includes time that the host of a virtual machine takes away.
+    assert max(map(min, longest)) < whole / 3
 
 
 async def test_an_unchanged_large_field_is_not_encoded_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,8 +27,7 @@ from stepwell.errors import (
     StorageUnavailable,
 )
 from stepwell.record import Change
-from stepwell.slot import Slot
-from stepwell.slot.waiters import CHECK_EVERY
+from stepwell.slot import Slot, waiters
 from stepwell.storage import Apply, Claim, Get
 from stepwell.storage.lane import JOURNAL_LIFE
 from stepwell.storage.redis import RedisStorage
@@ -237,7 +236,11 @@ async def test_a_claim_a_change_and_a_commit_are_two_round_trips(proxy: Proxy) -
         assert proxy.round_trips - before == 2
 
 
-async def test_fifty_updates_of_one_key_are_a_hundred_and_ten_commands_at_most(proxy: Proxy) -> None:
+async def test_fifty_updates_of_one_key_are_a_hundred_and_ten_commands_at_most(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Four times a second, two more commands let another process go first; on a slow machine these add up.
+    monkeypatch.setattr(waiters, "CHECK_EVERY", 3600.0)
     async with through(proxy) as storage:
 
         async def update() -> None:
@@ -256,8 +259,7 @@ async def test_fifty_updates_of_one_key_are_a_hundred_and_ten_commands_at_most(p
     commands = 0
     while reader.gets() is not False:
         commands += 1
-    # The last read is included, and now and then two operations that let another process go first.
-    assert 100 <= commands <= 110 + 2 * took / CHECK_EVERY
+    assert 100 <= commands <= 110, "the last read included"
     # A pause between two holders would take longer.
     assert took < 5
 
