@@ -1,4 +1,4 @@
-"""The methods of a saver and a store that wait."""
+"""How the sync methods of a saver and a store run."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TypeVar
 from stepwell._portal import sync_on
 from stepwell.storage import Storage
 
-__all__ = ["wait_for"]
+__all__ = ["run_blocking"]
 
 T = TypeVar("T")
 
 
-def wait_for(storage: Storage, awaitable: Awaitable[T]) -> T:
+def run_blocking(storage: Storage, awaitable: Awaitable[T]) -> T:
     """Run an awaitable and wait for its result.
 
     It runs on the loop in which the storage is open: LangGraph runs ``def`` nodes of ``ainvoke()`` in threads, and they

@@ -22,7 +22,7 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from stepwell.adapters.langgraph.blocking import wait_for
+from stepwell.adapters.langgraph.blocking import run_blocking
 from stepwell.adapters.langgraph.names import id_of, namespace_of
 from stepwell.adapters.langgraph.ownership import FencedWriter, WriteOwnership
 from stepwell.adapters.langgraph.parts import CheckpointRow, any_large
@@ -101,7 +101,7 @@ class StepwellSaver(BaseCheckpointSaver[str]):
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Return a checkpoint, or the newest one of a thread."""
-        found, version = wait_for(self.storage, self._get(config))
+        found, version = run_blocking(self.storage, self._get(config))
         self._begin(config, found, version)
         return found
 
@@ -142,10 +142,10 @@ class StepwellSaver(BaseCheckpointSaver[str]):
         """Yield checkpoints of a thread, or of all threads, the newest of each first."""
         found = self.alist(config, filter=filter, before=before, limit=limit)
         try:
-            while (each := wait_for(self.storage, anext(found, None))) is not None:
+            while (each := run_blocking(self.storage, anext(found, None))) is not None:
                 yield each
         finally:
-            wait_for(self.storage, cast("Any", found).aclose())
+            run_blocking(self.storage, cast("Any", found).aclose())
 
     async def aput(
         self,
@@ -172,7 +172,7 @@ class StepwellSaver(BaseCheckpointSaver[str]):
             writer = await self._writer(config, current)
             return await self.put_by(writer, config, checkpoint, metadata, new_versions)
 
-        return wait_for(self.storage, put())
+        return run_blocking(self.storage, put())
 
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
@@ -190,7 +190,7 @@ class StepwellSaver(BaseCheckpointSaver[str]):
         async def put() -> None:
             await self.put_writes_by(await self._writer(config, current), config, writes, task_id, task_path)
 
-        wait_for(self.storage, put())
+        run_blocking(self.storage, put())
 
     async def adelete_thread(self, thread_id: str) -> None:
         """Delete a thread."""
@@ -200,7 +200,7 @@ class StepwellSaver(BaseCheckpointSaver[str]):
 
     def delete_thread(self, thread_id: str) -> None:
         """Delete a thread."""
-        wait_for(self.storage, self.adelete_thread(thread_id))
+        run_blocking(self.storage, self.adelete_thread(thread_id))
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Delete all checkpoints of some runs. It looks at every thread.
@@ -217,7 +217,7 @@ class StepwellSaver(BaseCheckpointSaver[str]):
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Delete all checkpoints of some runs. It looks at every thread."""
-        wait_for(self.storage, self.adelete_for_runs(run_ids))
+        run_blocking(self.storage, self.adelete_for_runs(run_ids))
 
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy all checkpoints, values and writes of a thread to another one."""
@@ -225,7 +225,7 @@ class StepwellSaver(BaseCheckpointSaver[str]):
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy all checkpoints, values and writes of a thread to another one."""
-        wait_for(self.storage, self.acopy_thread(source_thread_id, target_thread_id))
+        run_blocking(self.storage, self.acopy_thread(source_thread_id, target_thread_id))
 
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Delete old checkpoints of some threads.
@@ -245,7 +245,7 @@ class StepwellSaver(BaseCheckpointSaver[str]):
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Delete old checkpoints of some threads; see ``aprune``."""
-        wait_for(self.storage, self.aprune(thread_ids, strategy=strategy))
+        run_blocking(self.storage, self.aprune(thread_ids, strategy=strategy))
 
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
@@ -259,7 +259,7 @@ class StepwellSaver(BaseCheckpointSaver[str]):
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
         """Return the writes to delta channels before a checkpoint, and the values that they begin with."""
-        return wait_for(self.storage, self.aget_delta_channel_history(config=config, channels=channels))
+        return run_blocking(self.storage, self.aget_delta_channel_history(config=config, channels=channels))
 
     async def aclaim_write_ownership(self, thread_id: str) -> WriteOwnership:
         """Become the writer of a thread. Writers before this one get ``StaleWriter`` from now on."""

@@ -26,7 +26,7 @@ from langgraph.store.base import (
     tokenize_path,
 )
 
-from stepwell.adapters.langgraph.blocking import wait_for
+from stepwell.adapters.langgraph.blocking import run_blocking
 from stepwell.codec import Seal, decode_key, encode_key, encode_namespace
 from stepwell.errors import InvalidOption
 from stepwell.record import Address, Change, Stored
@@ -85,7 +85,7 @@ class StepwellStore(BaseStore):
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         """Apply operations. All reads see the store before the writes."""
-        return wait_for(self.storage, self.abatch(ops))
+        return run_blocking(self.storage, self.abatch(ops))
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
         """Apply operations. All reads see the store before the writes."""

@@ -155,8 +155,9 @@ class PostgresStorage(Storage):
 
     async def _close(self) -> None:
         watching, self._watching = self._watching, None
-        if watching is not None and not watching.get_loop().is_closed():
+        if watching is not None and watching.get_loop() is asyncio.get_running_loop():
             watching.cancel()
+            await asyncio.wait({watching})
         for connection in (*self._connections.values(), self._other, self._counting):
             await connection.close()
 
@@ -225,7 +226,7 @@ class PostgresStorage(Storage):
             args = [query.namespace, self._now(), limit + 1, key, *filters(query)]
         else:
             sql, args = self._page_sql(query, after, limit)
-        rows = await self._fetch(sql, *args)
+        rows = await self._read(sql, *args)
         records = [(Address(query.namespace, row[0]), stored(row, 1)) for row in rows[:limit]]
         return Page(records, records[-1][0] if len(rows) > limit else None)
 
@@ -278,7 +279,7 @@ class PostgresStorage(Storage):
 
     async def beside(self, address: Address) -> Beside:
         now = "coalesce($3::float8, date_part('epoch', clock_timestamp()))"
-        rows = await self._fetch(
+        rows = await self._read(
             f"select r.token, r.leased_until - {now}, "  # noqa: S608
             f"case when r.memo_until > {now} then coalesce(r.memo, m.body) end "
             f"from {self._quoted}.records r left join {self._quoted}.memos m using (namespace, key) "
@@ -292,7 +293,7 @@ class PostgresStorage(Storage):
 
     async def namespaces(self) -> list[str]:
         # One index lookup per namespace, however many records it has.
-        rows = await self._fetch(
+        rows = await self._read(
             "with recursive found (namespace) as ("  # noqa: S608 checked and quoted
             f"(select r.namespace from {self._quoted}.records r order by r.namespace limit 1) union all "
             f"select (select r.namespace from {self._quoted}.records r where r.namespace > f.namespace "
@@ -302,7 +303,7 @@ class PostgresStorage(Storage):
         return [row[0] for row in rows]
 
     async def traces(self, namespace: str, tag: str, *, limit: int = 500) -> list[Address]:
-        rows = await self._fetch(
+        rows = await self._read(
             f"select g.key from {self._quoted}.tagged g "  # noqa: S608 checked and quoted
             f"join {self._quoted}.records r on r.namespace = $1 and r.key = g.key "
             f"where g.hash = {self._quoted}.tag_hash($1, $2) "
@@ -332,7 +333,7 @@ class PostgresStorage(Storage):
         elif not isinstance(flow, Any_):
             args.append(escaped(flow))
             of_flow = f"and r.flow = {self._quoted}.indexed($7) "
-        rows = await self._fetch(
+        rows = await self._read(
             f"select r.key, r.deadline from {self._quoted}.records r "  # noqa: S608 checked and quoted
             f"where r.namespace = $1 {of_flow}and r.deadline <= coalesce($3, {_NOW.format(2)}) and r.alive "
             "and (r.deadline, r.key) > ($4::float8, $5::text) "
@@ -342,7 +343,7 @@ class PostgresStorage(Storage):
         return [Due(Address(namespace, row[0]), row[1]) for row in rows]
 
     async def queued(self, namespace: str, name: str, *, limit: int = 100) -> list[Address]:
-        rows = await self._fetch(
+        rows = await self._read(
             f"select r.key from {self._quoted}.records r "  # noqa: S608 checked and quoted
             f"where r.namespace = $1 and r.queue > $3::text and r.queue < $4::text and r.alive "
             f"and (r.expires_at is null or r.expires_at > {_NOW.format(2)}) order by r.queue, r.key limit $5",
@@ -362,7 +363,7 @@ class PostgresStorage(Storage):
             f"and (r.expires_at is null or r.expires_at > {_NOW.format(2)}) order by r.queue limit 1"
         )
         after_queue = first.format("split_part(f.queue, chr(10), 1) || chr(11)")
-        rows = await self._fetch(
+        rows = await self._read(
             f"with recursive found (queue) as (({first.format('$3::text')}) union all "  # noqa: S608
             f"select ({after_queue}) from found f where starts_with(f.queue, $4)) "
             "select split_part(queue, chr(10), 1) from found where starts_with(queue, $4) limit $5",
@@ -375,10 +376,8 @@ class PostgresStorage(Storage):
         return [row[0] for row in rows]
 
     async def sweep(self, limit: int = 1000) -> Swept:
-        if self._loop is not asyncio.get_running_loop():
-            await self.ensure_open()
-        # Not read again: its answer names the records that it has removed.
-        rows = await self._other.fetch(f"select * from {self._quoted}.sweep($1, $2)", self._now(), limit)  # noqa: S608
+        # Not repeated: its answer names the records that it has removed.
+        rows = await self._fetch(f"select * from {self._quoted}.sweep($1, $2)", self._now(), limit)  # noqa: S608
         return Swept([(Address(row[0], row[1]), row[2]) for row in rows if row[3]], len(rows))
 
     async def settings(self) -> dict[str, Any]:
@@ -399,7 +398,7 @@ class PostgresStorage(Storage):
         servers = await self._source.roles() if isinstance(self._source, PrimarySource) else {}
         # Last, because the check of the clock compares its time with the time of this machine after the call.
         values = ", ".join(f"current_setting('{name}') as {name}" for name in names)
-        (row,) = await self._fetch(
+        (row,) = await self._read(
             f"select {values}, pg_is_in_recovery() as in_recovery, pg_backend_pid() as pid, "  # noqa: S608 constants
             f"date_part('epoch', clock_timestamp()) as now, "
             f"(select max(number) from {self._quoted}.migrations) as schema, "
@@ -417,10 +416,13 @@ class PostgresStorage(Storage):
             "servers": servers,
         }
 
+    async def _read(self, sql: str, *args: Any) -> list[Any]:
+        return await read_again(partial(self._fetch, sql, *args))
+
     async def _fetch(self, sql: str, *args: Any) -> list[Any]:
         if self._loop is not asyncio.get_running_loop():
             await self.ensure_open()
-        return await read_again(partial(self._other.fetch, sql, *args))
+        return await self._other.fetch(sql, *args)
 
     def _now(self) -> float | None:
         return None if self.clock is None else self.clock()

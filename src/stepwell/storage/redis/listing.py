@@ -72,7 +72,7 @@ class RedisListing:
 
         async def ask(tags: Sequence[int], most: Sequence[int]) -> list[list[Any]]:
             lows = [f"({last}" if tag == first and last is not None else "-" for tag in tags]
-            return await self._ask(
+            return await self._read(
                 _PAGE,
                 [(tag, self._keys.listing(tag, space, query.tag)) for tag in tags],
                 [(low, str(room), *wanted) for low, room in zip(lows, most, strict=True)],
@@ -103,14 +103,14 @@ class RedisListing:
     async def namespaces(self) -> list[str]:
         """Return the namespaces that have records."""
         indexes = [(number, self._keys.namespaces(number)) for number in range(TAGS)]
-        found = await self._ask(_NAMESPACES, indexes, [()] * TAGS)
+        found = await self._read(_NAMESPACES, indexes, [()] * TAGS)
         return sorted({decode_space(space) for spaces in found for space in spaces})
 
     async def traces(self, namespace: str, tag: str, limit: int) -> list[Address]:
         """Return the addresses of records, tombstones and memos with a tag."""
         space = space_of(namespace)
         indexes = [(number, self._keys.listing(number, space, tag)) for number in range(TAGS)]
-        found = await self._ask(_TRACES, indexes, [(str(limit), space, begins(tag))] * TAGS)
+        found = await self._read(_TRACES, indexes, [(str(limit), space, begins(tag))] * TAGS)
         return sorted(Address(namespace, key) for keys in found for key in keys)[:limit]
 
     async def due(
@@ -180,6 +180,17 @@ class RedisListing:
                 ]
         return Swept(expired, removed)
 
+    async def _read(
+        self,
+        script: Script,
+        indexes: Sequence[tuple[int, str]],
+        rows: Sequence[tuple[str, ...]],
+        *,
+        may_lag: bool = False,
+    ) -> list[list[Any]]:
+        """Call a script on each of these indexes, twice if the connection is broken. Not for the sweep, which writes."""
+        return await read_again(partial(self._ask, script, indexes, rows, may_lag=may_lag))
+
     async def _ask(
         self,
         script: Script,
@@ -193,12 +204,7 @@ class RedisListing:
             return []
         requests = self._requests(script, indexes, rows)
         read = self._server.read if may_lag and self._may_lag else self._server.call
-        if script is _SWEEP:
-            # Not read again: its answer names the records that it has removed.
-            answers = await read(self._lane, requests)
-        else:
-            answers = await read_again(partial(read, self._lane, requests))
-        return [reply for reply, _ in answers]
+        return [reply for reply, _ in await read(self._lane, requests)]
 
     def _requests(
         self, script: Script, indexes: Sequence[tuple[int, str]], rows: Sequence[tuple[str, ...]]
