@@ -188,7 +188,7 @@ class RedisListing:
         *,
         may_lag: bool = False,
     ) -> list[list[Any]]:
-        """Call a script on each of these indexes, twice if the connection is broken. Not for the sweep, which writes."""
+        """Call a script on each of these indexes, twice if the connection is broken. Not for the sweep: it writes."""
         return await read_again(partial(self._ask, script, indexes, rows, may_lag=may_lag))
 
     async def _ask(
