@@ -22,10 +22,11 @@ from aiogram.fsm.storage.base import StorageKey
 from aiogram.fsm.strategy import FSMStrategy
 from aiogram.types import Message
 
-from stepwell import MemoryStorage, Storage
+from stepwell import MemoryStorage, SealedStorage, Storage
 from stepwell.adapters.aiogram import StepwellIsolation, StepwellStorage, claims
-from stepwell.errors import EncodeError, InvalidOption, LeaseLost, RecordReplaced
+from stepwell.errors import EncodeError, InvalidOption, KeyMissing, LeaseLost, RecordReplaced
 from stepwell.slot import Slot
+from stepwell.storage.sealed import new_key
 from stepwell.testing import Clock
 from tests.adapters.aiogram_bots import feed, make_bot, message
 from tests.adapters.cancellation import cancel_at
@@ -717,3 +718,18 @@ async def test_scenes_keep_working(storage: Storage) -> None:
         await feed(dispatcher, bot, message(text))
     assert session.texts == ["2 + 2?", "Again.", "2 + 2?", "Right."]
     assert {key[-1] for key in await records(storage)} <= {"default", "scenes_history"}
+
+
+async def test_a_write_with_a_wrong_key_is_refused_and_nothing_is_written() -> None:
+    inner = MemoryStorage()
+    async with SealedStorage(inner, keys=[new_key()]) as owner:
+        right = StepwellStorage(owner)
+        await right.set_state(KEY, "name")
+        await right.set_data(KEY, {"city": "Rome"})
+        async with SealedStorage(inner, keys=[new_key()]) as storage:
+            for wrong in (StepwellStorage(inner), StepwellStorage(storage)):
+                for write in (wrong.set_state(KEY, "email"), wrong.update_data(KEY, {"age": 7})):
+                    with pytest.raises(KeyMissing):
+                        await write
+            assert await right.get_state(KEY) == "name"
+            assert await right.get_data(KEY) == {"city": "Rome"}

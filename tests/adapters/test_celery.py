@@ -60,6 +60,10 @@ def test_wrong_options_are_refused() -> None:
     for flows, options in (([], {}), ([flow, linear(Node, name="a")], {}), ([flow], {"sweep": 0})):
         with pytest.raises(InvalidOption):
             adapter.CeleryRuns(app, flows, storage="memory://", **options)
+    memories = [linear(Node, name=name, storage="memory://") for name in "ab"]
+    with pytest.raises(InvalidOption, match=r"give CeleryRuns\(\.\.\., storage=\.\.\.\)"):
+        adapter.CeleryRuns(app, memories)
+    adapter.CeleryRuns(app, [linear(Node, name=name, storage="sqlite:///runs.db") for name in "ab"])
     with pytest.raises(InvalidOption, match="'b' is not one of the flows"):
         adapter.CeleryRuns(app, [flow], storage="memory://").submit_sync(linear(Node, name="b"))
 

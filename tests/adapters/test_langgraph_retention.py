@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import END, START, StateGraph
 
-from stepwell.adapters.langgraph import StepwellSaver
+from stepwell.adapters.langgraph import StepwellSaver, threads
+from stepwell.adapters.langgraph.names import VALUE, WRITES
+from stepwell.adapters.langgraph.ownership import ThreadWriter
+from stepwell.adapters.langgraph.threads import Thread
 from stepwell.errors import InvalidOption
 from tests.adapters.test_langgraph_saver import THREAD, Chat, Numbers
 from tests.backends import Backend
@@ -50,6 +54,57 @@ async def test_a_copy_has_the_delta_channels_of_its_thread(backend: Backend, pru
     await saver.adelete_thread("ann")
     await adding(saver).ainvoke({"numbers": [40]}, {"configurable": {"thread_id": "ben"}})
     assert await numbers(saver, "ben") == [*EXPECTED, 40, 9]
+
+
+@pytest.mark.parametrize("change", ["a new turn", "a prune"])
+async def test_a_copy_of_a_thread_that_changes_meanwhile_is_whole(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    saver = StepwellSaver(backend.storage())
+    await four_turns(saver)
+    every = Thread.all
+    changed = False
+
+    async def changing(self: Thread, kind: str) -> AsyncIterator[tuple[str, str]]:
+        async for each in every(self, kind):
+            yield each
+        nonlocal changed
+        if kind in (VALUE, WRITES) and not changed:
+            changed = True
+            if change == "a prune":
+                await saver.aprune(["ann"])
+            else:
+                await adding(saver).ainvoke({"numbers": [40]}, THREAD)
+
+    monkeypatch.setattr(Thread, "all", changing)
+    await saver.acopy_thread("ann", "ben")
+    assert changed
+    monkeypatch.undo()
+    assert await numbers(saver, "ben") == EXPECTED
+    states = [each async for each in adding(saver).aget_state_history({"configurable": {"thread_id": "ben"}})]
+    # Before a turn its input is not in the state yet.
+    assert [len(each.values.get("numbers", [])) for each in states] == sorted(
+        (len(each.values.get("numbers", [])) for each in states), reverse=True
+    )
+
+
+async def test_a_reader_finds_all_checkpoints_of_a_large_copy_or_none(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saver = StepwellSaver(backend.storage())
+    await four_turns(saver)
+    monkeypatch.setattr(threads, "_COPY_BYTES", 100)
+    write, seen = ThreadWriter.write, []
+
+    async def observed(self: ThreadWriter, *args: Any, **options: Any) -> None:
+        await write(self, *args, **options)
+        seen.append(len([each async for each in saver.alist({"configurable": {"thread_id": "ben"}})]))
+
+    monkeypatch.setattr(ThreadWriter, "write", observed)
+    await saver.acopy_thread("ann", "ben")
+    assert len(seen) > 3
+    assert set(seen[:-1]) == {0}
+    assert seen[-1] == len([each async for each in saver.alist(THREAD)])
 
 
 @pytest.mark.parametrize("deleted", [["run 0"], ["run 1", "run 2"], ["run 0", "run 1", "run 2"]])

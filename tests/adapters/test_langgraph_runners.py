@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 
 from stepwell import SQLiteStorage, sync
 from stepwell.adapters.langgraph import StepwellSaver, StepwellStore
-from stepwell.adapters.langgraph.saver import _writers
+from stepwell.adapters.langgraph.writers import _in_context
 from stepwell.errors import InsideLoop
 from tests.adapters.test_langgraph_saver import THREAD, Chat, chat
 
@@ -128,4 +128,4 @@ async def test_a_task_that_runs_many_threads_keeps_few_writers() -> None:
     graph = chat(StepwellSaver("memory://", ownership="fence"))
     for number in range(40):
         await graph.aget_state({"configurable": {"thread_id": str(number)}})
-    assert len(_writers.get()) == 16
+    assert len(_in_context.get()) == 16

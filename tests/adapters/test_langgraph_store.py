@@ -11,6 +11,8 @@ from langgraph.store.memory import InMemoryStore
 
 from stepwell.adapters.langgraph import StepwellStore
 from stepwell.errors import InvalidOption
+from stepwell.record import Change
+from stepwell.storage import Apply
 from stepwell.testing import Clock
 from tests.backends import Backend
 
@@ -161,3 +163,62 @@ async def test_concurrent_puts_of_one_item_leave_one_whole_value(backend: Backen
     found = await store.aget(("a",), "key")
     assert found is not None
     assert found.value["n"] == found.value["m"]
+
+
+@pytest.mark.parametrize("reads", ["get", "search"])
+async def test_a_read_that_renews_the_lifetime_does_not_change_another_write(
+    backend: Backend, clock: Clock, reads: str
+) -> None:
+    storage = backend.storage(clock=clock)
+    store, other = StepwellStore(storage), StepwellStore(storage)
+    renew = store._refresh
+    meanwhile: Any = None
+
+    async def late(entry: Any) -> None:
+        await meanwhile
+        await renew(entry)
+
+    store._refresh = late  # type: ignore[method-assign]
+
+    async def read() -> Any:
+        return await (store.aget(("a",), "key") if reads == "get" else store.asearch(("a",)))
+
+    await store.aput(("a",), "key", {"n": 1}, ttl=1)
+    meanwhile = other.adelete(("a",), "key")
+    assert await read()
+    assert await other.aget(("a",), "key") is None
+    assert await other.asearch(()) == await other.alist_namespaces() == []
+    await store.aput(("a",), "key", {"n": 2}, ttl=1)
+    meanwhile = other.aput(("a",), "key", {"n": 3})
+    assert await read()
+    clock.advance(600)
+    found = await other.aget(("a",), "key")
+    assert found is not None
+    assert found.value == {"n": 3}
+
+
+async def test_a_read_that_renews_the_lifetime_keeps_the_time_of_the_update(backend: Backend, clock: Clock) -> None:
+    store = StepwellStore(backend.storage(clock=clock))
+    await store.aput(("a",), "key", {"n": 1}, ttl=10)
+    updated = []
+    for _ in range(3):
+        found = await store.aget(("a",), "key")
+        assert found is not None
+        updated.append(found.updated_at)
+        clock.advance(300)
+    assert len(set(updated)) == 1
+    await store.aput(("a",), "key", {"n": 2}, ttl=10)
+    found = await store.aget(("a",), "key")
+    assert found is not None
+    assert (found.updated_at - updated[0]).total_seconds() == pytest.approx(900, abs=2)
+
+
+async def test_a_record_without_a_value_is_no_item(backend: Backend) -> None:
+    # Earlier releases could leave one behind.
+    store = StepwellStore(backend.storage())
+    address = store.storage.address(store.namespace, ("a", "key"))
+    await store.storage.perform(Apply(address, Change(store.storage.ids(), expiry=60.0)))
+    assert await store.aget(("a",), "key") is None
+    assert await store.asearch(()) == []
+    await store.aput(("a",), "key", {"n": 1})
+    assert [each.value for each in await store.asearch(("a",))] == [{"n": 1}]

@@ -6,7 +6,10 @@ import asyncio
 import json
 import os
 import pickle
+import subprocess
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,6 +20,7 @@ from stepwell import MemoryStorage, open_storage
 from stepwell.adapters.imports.ptb import import_ptb
 from stepwell.adapters.ptb import ConversationHandler, StepwellPersistence
 from stepwell.cli import main
+from stepwell.cli.code import import_types
 from stepwell.errors import InvalidOption, UsageError
 from tests.adapters.ptb_bots import make_app, message
 from tests.adapters.test_ptb_persistence import EVERY_TYPE
@@ -147,3 +151,101 @@ def test_the_command_imports_and_reports(tmp_path: Path, capsys: pytest.CaptureF
             return await ours.get_user_data()
 
     assert asyncio.run(users()) == {42: EVERY_TYPE}
+
+
+STARTED_BOT = """
+import asyncio
+from dataclasses import dataclass
+from enum import Enum
+from telegram.ext import ExtBot, PicklePersistence
+import stepwell
+
+print("this file prints when it is imported")
+
+class Step(Enum):
+    NAME = 1
+
+class Shop:
+    class Size(Enum):
+        LARGE = 1
+
+@stepwell.record_type(name="test_ptb_import.Cart")
+@dataclass
+class Cart:
+    number: int
+
+async def main():
+    kept = PicklePersistence("bot.pickle")
+    kept.set_bot(ExtBot("7:secret"))
+    await kept.get_user_data()
+    await kept.get_conversations("registration")
+    await kept.update_user_data(42, {"cart": Cart(3)})
+    await kept.update_conversation("registration", (42, 42), Step.NAME)
+    await kept.update_conversation("registration", (43, 43), Shop.Size.LARGE)
+    await kept.flush()
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def started_bot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of a bot that was started as ``python import_bot.py``, so that its classes are those of ``__main__``."""
+    path = tmp_path / "import_bot.py"
+    path.write_text(STARTED_BOT)
+    subprocess.run([sys.executable, path.name], cwd=tmp_path, check=True)
+    # --import changes both.
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setitem(sys.modules, "import_bot", ModuleType("import_bot"))
+    monkeypatch.chdir(tmp_path)
+    return path
+
+
+def test_a_bot_that_was_started_as_a_file_is_imported_with_its_classes(
+    started_bot: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    url = f"sqlite:///{tmp_path}/bot.db"
+    given = ["import-ptb", "bot.pickle", "--trust-pickle", "--bot-id", "7", "--storage", url, "--yes"]
+    assert main([*given, "--import", "import_bot.py"]) == 0, capfd.readouterr().err
+    code = sys.modules["import_bot"]
+
+    async def imported() -> Any:
+        async with open_storage(url) as storage:
+            ours: StepwellPersistence[Any, Any, Any] = StepwellPersistence(storage, namespace="ptb:7")
+            states = {key: (await storage.get_state("ptb:7", key)).data for key in (42, 43)}
+            return await ours.get_user_data(), states
+
+    users, states = asyncio.run(imported())
+    assert users == {42: {"cart": code.Cart(3)}}
+    assert states[42]["conversation.registration"] == {"(42,42)": {"enum": ["Step", "NAME"]}}
+    assert states[43]["conversation.registration"] == {"(43,43)": {"enum": ["Shop.Size", "LARGE"]}}
+
+
+def test_classes_of_the_started_file_need_the_file(
+    started_bot: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"sqlite:///{tmp_path}/bot.db"
+    given = ["import-ptb", "bot.pickle", "--trust-pickle", "--bot-id", "7", "--storage", url, "--yes"]
+    assert main(given) == 1
+    error = capsys.readouterr().err
+    assert "the class 'Step'" in error
+    assert "--import bot.py" in error
+    (tmp_path / "import_other.py").write_text("")
+    assert main([*given, "--import", "import_other.py"]) == 1
+    error = capsys.readouterr().err
+    assert "the class 'Step'" in error
+    assert "is not in import_other.py" in error
+
+
+async def test_the_files_of_the_bot_are_not_imported_unless_the_pickle_is_trusted(
+    started_bot: Path, tmp_path: Path
+) -> None:
+    async with MemoryStorage() as storage:
+        with pytest.raises(InvalidOption, match="--trust-pickle"):
+            await import_ptb("bot.pickle", storage, bot_id=7, imports=["import_bot.py"])
+        with pytest.raises(UsageError, match=r"file .*none\.py does not exist"):
+            await import_ptb("bot.pickle", storage, bot_id=7, trust_pickle=True, imports=["none.py"])
+        import_types(["import_bot.py"])
+        done = await import_ptb("bot.pickle", storage, bot_id=7, trust_pickle=True, imports=["import_bot.py"])
+        assert (done.written, done.failed) == (2, 0), done.problems

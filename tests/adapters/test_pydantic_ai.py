@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from pydantic_ai import Agent, ModelMessage, ModelResponse, TextPart, ToolCallPart
+from pydantic_ai import Agent, ModelMessage, ModelResponse, TextPart, ToolCallPart, ToolReturnPart, UserPromptPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from stepwell.adapters.pydantic_ai import StepwellDurability
+from stepwell.errors import TooLarge
 from stepwell.nodes import Node, linear
+from stepwell.record import Limits
+from stepwell.storage import MemoryStorage
 from tests.backends import Backend
 
 
@@ -107,3 +112,173 @@ async def test_a_run_with_the_id_of_an_earlier_one_asks_again(backend: Backend) 
     await flow.run({}, flow_id="order")
     # The agent calls its two price tools side by side, so their order differs between runs.
     assert sorted(clerk.calls[: len(asked)]) == sorted(clerk.calls[len(asked) :])
+
+
+def parts(messages: list[ModelMessage], kind: Any) -> list[Any]:
+    return [part.content for message in messages for part in message.parts if isinstance(part, kind)]
+
+
+class Seller:
+    """An agent that looks each word of its prompt up, one after the other, and repeats what it found."""
+
+    def __init__(self, look: Callable[[str], Any], name: str = "seller") -> None:
+        self.asked: list[str] = []
+
+        async def model(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+            words, found = parts(messages, UserPromptPart)[0].split(), parts(messages, ToolReturnPart)
+            self.asked.append(f"{' '.join(words)} {len(found)}")
+            if len(found) < len(words):
+                return ModelResponse([ToolCallPart("look", {"item": words[len(found)]})])
+            return ModelResponse([TextPart(" ".join(map(str, found)))])
+
+        self.agent: Agent[None, str] = Agent(FunctionModel(model), name=name, capabilities=[StepwellDurability()])
+        self.agent.tool_plain(look, name="look")
+
+
+def upper(item: str) -> str:
+    return item.upper()
+
+
+def flow_of(exec_: Any, storage: Any, prep: Any = None, **options: Any) -> Any:
+    class Ask(Node):
+        async def prep(self, shared: Any) -> Any:
+            return None if prep is None else await prep()
+
+        async def exec(self, prep_res: Any) -> Any:
+            return await exec_(prep_res)
+
+        def post(self, shared: Any, prep_res: Any, exec_res: Any) -> None:
+            shared["answer"] = exec_res
+
+    return linear(Ask(name="ask", **options), name="shop", storage=storage)
+
+
+async def test_an_agent_inside_a_tool_gets_its_own_results(backend: Backend) -> None:
+    broken = True
+    expert = Seller(lambda item: f"price of {item}", name="expert")
+
+    async def look(item: str) -> str:
+        found = (await expert.agent.run(item)).output
+        if broken and item == "gold":
+            raise OSError("the shop is down")
+        return found
+
+    seller = Seller(look)
+
+    async def ask(prep_res: Any) -> str:
+        return (await seller.agent.run("tea gold")).output
+
+    flow = flow_of(ask, backend.storage())
+    with pytest.raises(OSError, match="down"):
+        await flow.run({}, flow_id="run")
+    broken = False
+    assert (await flow.resume("run"))["answer"] == "price of tea price of gold"
+    assert expert.asked == ["tea 0", "tea 1", "gold 0", "gold 1"]
+    assert seller.asked == ["tea gold 0", "tea gold 1", "tea gold 2"]
+
+
+async def test_a_retry_does_not_take_the_results_of_prep(backend: Backend) -> None:
+    seller = Seller(upper)
+    attempts = 0
+
+    async def prepare() -> str:
+        return (await seller.agent.run("prep")).output
+
+    async def ask(prep_res: Any) -> list[str]:
+        nonlocal attempts
+        attempts += 1
+        found = (await seller.agent.run("exec")).output
+        if attempts == 1:
+            raise OSError("the shop is down")
+        return [prep_res, found]
+
+    flow = flow_of(ask, backend.storage(), prepare, max_retries=2)
+    assert (await flow.run({}, flow_id="run"))["answer"] == ["PREP", "EXEC"]
+    assert seller.asked == ["prep 0", "prep 1", "exec 0", "exec 1"]
+
+
+async def test_concurrent_runs_of_an_agent_get_their_own_results(backend: Backend) -> None:
+    broken, order = True, ["slow", "quick"]
+
+    async def look(item: str) -> str:
+        await asyncio.sleep(0.05 if item == "slow" else 0)
+        return item.upper()
+
+    seller = Seller(look)
+
+    async def ask(prep_res: Any) -> dict[str, str]:
+        found = await asyncio.gather(*(seller.agent.run(each) for each in order))
+        if broken:
+            raise OSError("the shop is down")
+        return {word: each.output for word, each in zip(order, found, strict=True)}
+
+    flow = flow_of(ask, backend.storage())
+    with pytest.raises(OSError, match="down"):
+        await flow.run({}, flow_id="run")
+    broken = False
+    order.reverse()
+    assert (await flow.resume("run"))["answer"] == {"slow": "SLOW", "quick": "QUICK"}
+    assert sorted(seller.asked) == ["quick 0", "quick 1", "slow 0", "slow 1"]
+
+
+@pytest.mark.every_backend
+async def test_a_large_result_is_stored_in_pieces(backend: Backend) -> None:
+    calls, broken = 0, True
+    text = '"\\ä' * 700_000
+
+    def look(item: str) -> str:
+        nonlocal calls
+        calls += 1
+        return text
+
+    seller = Seller(look)
+
+    async def ask(prep_res: Any) -> int:
+        found = (await seller.agent.run("report")).output
+        if broken:
+            raise OSError("the shop is down")
+        assert found == text
+        return len(found)
+
+    flow = flow_of(ask, backend.storage())
+    with pytest.raises(OSError, match="down"):
+        await flow.run({}, flow_id="run")
+    broken = False
+    assert (await flow.resume("run"))["answer"] == len(text)
+    assert calls == 1
+
+
+async def test_a_result_that_is_too_large_for_the_log_names_its_operation() -> None:
+    seller = Seller(lambda item: "x" * 50_000)
+
+    async def ask(prep_res: Any) -> str:
+        return (await seller.agent.run("report")).output
+
+    with pytest.raises(TooLarge) as caught:
+        await flow_of(ask, MemoryStorage(limits=Limits(item=20_000, run=30_000))).run({}, flow_id="run")
+    assert any("look" in note and "let the tool return less" in note for note in caught.value.__notes__)
+
+
+async def test_an_agent_in_a_def_node(backend: Backend) -> None:
+    seller, broken = Seller(upper), True
+
+    class Ask(Node):
+        def exec(self, prep_res: Any) -> str:
+            try:
+                found = seller.agent.run_sync("tea").output
+            finally:
+                # pydantic-ai leaves it open in the thread.
+                asyncio.get_event_loop().close()
+            if broken:
+                raise OSError("the shop is down")
+            return found
+
+        def post(self, shared: Any, prep_res: Any, exec_res: str) -> None:
+            shared["answer"] = exec_res
+
+    flow = linear(Ask, name="shop", storage=backend.storage())
+    with pytest.raises(OSError, match="down"):
+        await flow.run({}, flow_id="run")
+    broken = False
+    assert (await flow.resume("run"))["answer"] == "TEA"
+    assert seller.asked == ["tea 0", "tea 1"]

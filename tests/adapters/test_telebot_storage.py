@@ -20,11 +20,12 @@ from telebot.asyncio_storage import StateMemoryStorage as AsyncStateMemoryStorag
 from telebot.states import State, StatesGroup
 from telebot.storage import StateMemoryStorage
 
-from stepwell import MemoryStorage, Storage, open_storage, sync
+from stepwell import MemoryStorage, SealedStorage, Storage, open_storage, sync
 from stepwell.adapters.telebot import AsyncStepwellStateStorage, StepwellStateStorage
-from stepwell.errors import CorruptRecord, EncodeError, InsideLoop, InvalidOption
+from stepwell.errors import CorruptRecord, EncodeError, InsideLoop, InvalidOption, KeyMissing
 from stepwell.record import QUARANTINE
 from stepwell.storage import Operation
+from stepwell.storage.sealed import new_key
 from tests.backends import Backend
 from tests.backends.sqlite import SQLite
 
@@ -345,3 +346,19 @@ MESSAGE: dict[str, Any] = {
     "from": {"id": 42, "is_bot": False, "first_name": "Alice"},
     "text": "hello",
 }
+
+
+async def test_a_state_with_a_wrong_key_is_refused_and_nothing_is_written() -> None:
+    inner = MemoryStorage()
+    async with SealedStorage(inner, keys=[new_key()]) as owner:
+        right = AsyncStepwellStateStorage(owner)
+        await right.set_state(42, 42, "name", bot_id=7)
+        await right.set_data(42, 42, "city", "Rome", bot_id=7)
+        async with SealedStorage(inner, keys=[new_key()]) as storage:
+            for wrong in (AsyncStepwellStateStorage(inner), AsyncStepwellStateStorage(storage)):
+                with pytest.raises(KeyMissing):
+                    await wrong.set_state(42, 42, "email", bot_id=7)
+                with pytest.raises(KeyMissing):
+                    await wrong.set_data(42, 42, "city", "Oslo", bot_id=7)
+            assert await right.get_state(42, 42, bot_id=7) == "name"
+            assert await right.get_data(42, 42, bot_id=7) == {"city": "Rome"}

@@ -63,6 +63,7 @@ def test_callback_data_is_counted_in_bytes() -> None:
         (lambda: button(" ", data="yes"), "the text of a button must be a non-empty string"),
         (lambda: keyboard([[{"text": "Yes"}]]), "the button 'Yes' does nothing; give it data= or url="),
         (lambda: keyboard([["x" * 65]]), "has 65 bytes"),
+        (lambda: button("A", data="\ud800"), "the data of the button 'A' contains a lone surrogate"),
         (lambda: keyboard([["Yes"], []]), r"keyboard\(\): row 2 is empty; remove it"),
         (lambda: keyboard([]), r"keyboard\(\) without rows"),
         (lambda: keyboard(["Yes", "No"]), r"the row 'Yes' is not a list of buttons; write keyboard\(\[\["),

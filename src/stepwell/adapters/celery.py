@@ -22,7 +22,7 @@ from stepwell._portal import sync
 from stepwell.codec import decode_key
 from stepwell.errors import InvalidOption, Parked, RunBusy, RunCancelled, RunFinished, StepwellError, UnknownRun
 from stepwell.nodes.engine import partitions, runs
-from stepwell.nodes.engine.options import storage_of
+from stepwell.nodes.engine.options import common_storage
 from stepwell.nodes.engine.run_format import flow_index
 from stepwell.nodes.handle import RunHandle
 from stepwell.record import RUNS, Address
@@ -81,9 +81,7 @@ class CeleryRuns:
             raise InvalidOption("CeleryRuns() needs at least one flow, and flows with different names")
         if not isinstance(sweep, int | float) or not sweep > 0:
             raise InvalidOption(f"sweep={sweep!r}: give a number of seconds above 0")
-        self._storage = storage_of(known[0], storage)
-        if storage is None and any(storage_of(flow, None) is not self._storage for flow in known):
-            raise InvalidOption("these flows have different storages: make a CeleryRuns for each storage")
+        self._storage = common_storage(known, storage, "CeleryRuns")
         self._repairs = partitions.Repairs(self._storage)
 
         # Celery accepts functions, and no bound methods.

@@ -12,13 +12,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 from stepwell._optional import require
+from stepwell.errors import TooLarge
 from stepwell.log import Log
 from stepwell.nodes import step
 from stepwell.nodes.engine.position import Cursor, current
@@ -26,7 +31,8 @@ from stepwell.record import DAY
 
 require("pydantic_ai", "pydantic-ai", distribution="pydantic-ai-slim", minimum="2.60", below="3")
 
-from pydantic_ai.durable_exec import (  # noqa: E402 - checked first
+from pydantic_ai import RunContext  # noqa: E402 - checked first
+from pydantic_ai.durable_exec import (  # noqa: E402
     JSON_CODEC,
     BaseDurabilityCapability,
     DurabilityEngineSpec,
@@ -35,10 +41,13 @@ from pydantic_ai.durable_exec import (  # noqa: E402 - checked first
     JournalCallableOperationBackend,
     RoleBasedOperationConfig,
 )
+from pydantic_core import to_json  # noqa: E402
 
 if TYPE_CHECKING:
     from pydantic_ai.agent import EventStreamHandler
+    from pydantic_ai.capabilities import WrapRunHandler
     from pydantic_ai.models import Model
+    from pydantic_ai.run import AgentRunResult
 
     from stepwell.nodes.engine.branch import Branch
     from stepwell.nodes.engine.execution import Execution
@@ -46,6 +55,7 @@ if TYPE_CHECKING:
 __all__ = ["StepwellDurability"]
 
 AgentDepsT = TypeVar("AgentDepsT")
+T = TypeVar("T")
 
 #: The namespace of the logs of operations, which have the id of a step and the mark of its run as key.
 NAMESPACE: Final = "pydantic-ai"
@@ -58,29 +68,98 @@ class Operations:
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._counts: Counter[str] = Counter()
-        self._loading: asyncio.Task[dict[str, Any]] | None = None
+        self._known: dict[str, Any] | None = None
+        #: The place of operations outside a run of an agent.
+        self.root: Place = Place(self, "", None)
 
-    async def run(self, name: str, body: Callable[[], Awaitable[object]]) -> object:
-        """Return the stored result of the next operation of this name, or run it and store its result."""
-        # Operations begin in the same order when the step runs again.
-        self._counts[name] += 1
-        key = f"{name}#{self._counts[name]}"
-        if self._loading is None:
-            self._loading = asyncio.ensure_future(self._load())
-        known = await asyncio.shield(self._loading)
-        if key in known:
-            return known[key]
+    async def run(self, key: str, body: Callable[[], Awaitable[object]]) -> object:
+        """Return the stored result of an operation, or run it and store its result."""
+        if self._known is None:
+            self._known = await self._in_loop(self._load())
+        if key in self._known:
+            return self._known[key]
         result = await body()
-        await self._log.append([key, result])
+        await self._in_loop(self._store(key, result))
         return result
 
     async def _load(self) -> dict[str, Any]:
         known: dict[str, Any] = {}
+        pieces: list[str] = []
         for entry in await self._log.read():
-            key, result = entry.value
+            key, result, *following = entry.value
+            if following:
+                pieces.append(result)
+                if following[0]:
+                    continue
+                result = json.loads("".join(pieces))
+                pieces.clear()
             known.setdefault(key, result)
         return known
+
+    async def _store(self, key: str, result: object) -> None:
+        """Append a result, a large one as several entries: a piece of its JSON, and the number of pieces after it."""
+        try:
+            try:
+                await self._log.append([key, result])
+            except TooLarge:
+                # A piece becomes larger when it is encoded as a text.
+                text, size = json.dumps(result), self._log.storage.limits.item // 3
+                pieces = [text[at : at + size] for at in range(0, len(text), size)]
+                await self._log.append(*([key, piece, len(pieces) - at] for at, piece in enumerate(pieces, 1)))
+        except TooLarge as error:
+            error.add_note(f"the result of the operation {key!r}; let the tool return less, such as the name of a file")
+            raise
+
+    async def _in_loop(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await something in the loop of the storage. ``agent.run_sync()`` in a ``def`` node has a loop of its own."""
+        loop = self._log.storage.loop
+        if loop is None or loop is asyncio.get_running_loop():
+            return await work
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
+
+
+class Place:
+    """Where operations are numbered: a run of an agent, or an operation in which other agents run.
+
+    Only what happens in the same place has a fixed order. Runs of agents may be concurrent, and what happens inside an
+    operation does not happen again once its result is stored.
+    """
+
+    def __init__(self, operations: Operations, prefix: str, outer: Place | None) -> None:
+        self.operations = operations
+        self.outer = outer
+        self.ended = False
+        self._prefix = prefix
+        self._counts: Counter[str] = Counter()
+
+    def key(self, name: str) -> str:
+        """Return the key of the next operation or run of this name."""
+        self._counts[name] += 1
+        return f"{self._prefix}{name}#{self._counts[name]}"
+
+    @contextmanager
+    def inside(self, key: str) -> Iterator[None]:
+        """Make an operation or run the current place."""
+        place = Place(self.operations, f"{key}/", self)
+        _place.set(place)
+        try:
+            yield
+        finally:
+            # pydantic-ai copies the context to other tasks, where the variable cannot be reset.
+            place.ended = True
+            _place.set(self)
+
+
+_place: ContextVar[Place | None] = ContextVar("stepwell_pydantic_ai_place", default=None)
+
+
+def place_of(cursor: Cursor, branch: Branch) -> Place:
+    """Return the place of the current task in the step that is running."""
+    operations = operations_of(cursor, branch)
+    place = _place.get()
+    while place is not None and (place.ended or place.operations is not operations):
+        place = place.outer
+    return place or operations.root
 
 
 #: By the execution of a run, then by step and attempt. All agents of a step share them.
@@ -120,7 +199,17 @@ class StepwellBackend(JournalCallableOperationBackend[Mapping[str, Any]]):
         cursor = current()
         if cursor is None or cursor.branch is None:
             return await body()
-        return await operations_of(cursor, cursor.branch).run(name, body)
+        place = place_of(cursor, cursor.branch)
+        context = next((each for each in cache_key if isinstance(each, RunContext)), None)
+        # The id is stored with the response of the model. Tools that run at once begin in any order.
+        call = None if context is None else context.tool_call_id
+        key = place.key(name if call is None else f"{name}@{call}")
+
+        async def run() -> object:
+            with place.inside(key):
+                return await body()
+
+        return await place.operations.run(key, run)
 
 
 @dataclass(init=False, kw_only=True)
@@ -160,6 +249,15 @@ class StepwellDurability(BaseDurabilityCapability[AgentDepsT]):
     ) -> None:
         super().__init__(models=models, event_stream_handler=event_stream_handler, name=name)
 
+    async def wrap_run(self, ctx: RunContext[AgentDepsT], *, handler: WrapRunHandler) -> AgentRunResult[Any]:
+        """Give the operations of a run of the agent a place of their own."""
+        cursor = current()
+        if cursor is None or cursor.branch is None:
+            return await super().wrap_run(ctx, handler=handler)
+        place = place_of(cursor, cursor.branch)
+        with place.inside(place.key(f"{self.name}:{_digest(ctx.prompt)}")):
+            return await super().wrap_run(ctx, handler=handler)
+
     @property
     def in_durable_context(self) -> bool:
         """Whether a node of a durable run is running."""
@@ -169,3 +267,9 @@ class StepwellDurability(BaseDurabilityCapability[AgentDepsT]):
     def get_durable_operation_backend(self) -> DurableOperationBackend[Mapping[str, Any]]:
         """Return the backend of the agent's operations."""
         return StepwellBackend(self.name)
+
+
+def _digest(prompt: object) -> str:
+    """Return a digest of a prompt, which names the run of an agent. Concurrent runs begin in any order."""
+    text = to_json(prompt, fallback=lambda value: type(value).__qualname__)
+    return blake2b(text, digest_size=9).hexdigest()

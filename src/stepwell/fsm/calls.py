@@ -7,6 +7,7 @@ from typing import Any
 from stepwell.errors import ContextClosed, InvalidOption, UsageError
 from stepwell.fsm import keys
 from stepwell.fsm.block import CLOSED, Block
+from stepwell.fsm.framework_objects import PLAIN, as_plain
 from stepwell.fsm.parameters import PARAMETERS, check_parameters
 
 __all__ = ["Calls"]
@@ -74,11 +75,17 @@ class Calls(Block):
         self.call("editMessageText", **{**message, "text": text, **params})
 
     def call(self, method: str, **params: Any) -> None:
-        """Call any method of the Bot API. Raises ``InvalidOption`` for a parameter that looks misspelled."""
+        """Call any method of the Bot API. Raises ``InvalidOption`` for a parameter that looks misspelled.
+
+        Keyboards and other objects of aiogram, python-telegram-bot and telebot are accepted like the Bot API's dicts.
+        """
         known = PARAMETERS.get(method)
         # No Python call in the usual case.
         if known is not None and not known.issuperset(params):
             check_parameters(method, params)
+        for name, value in params.items():
+            if type(value) not in PLAIN:
+                params[name] = as_plain(value)
         self._collected().append({"method": method, **params})
 
     def _collected(self) -> list[dict[str, Any]]:

@@ -120,7 +120,10 @@ def _check_data(text: str, data: object) -> None:
         raise InvalidOption(
             f"the data of the button {text!r} must be a string of 1 to {DATA_LIMIT} bytes, got {data!r}"
         )
-    size = len(data.encode())
+    try:
+        size = len(data.encode())
+    except UnicodeEncodeError:
+        raise InvalidOption(f"the data of the button {text!r} contains a lone surrogate, got {data!r}") from None
     if size > DATA_LIMIT:
         raise InvalidOption(
             f"the data of the button {text!r} has {size} bytes, and Telegram accepts at most {DATA_LIMIT}; "

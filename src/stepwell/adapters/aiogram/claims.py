@@ -142,6 +142,7 @@ class ClaimedRecords:
 
     async def _apply(self, address: Address, tags: tuple[str, ...], **changes: Any) -> Applied:
         storage = self.storage
+        await storage.check_keys(address)
         limit = storage.seal(address).limit
         change = Change(storage.ids(), tags=tags, expiry=storage.expiry_of(address), limit=limit, **changes)
         applied: Applied = await storage.perform(Apply(address, change, returning=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ async def import_ptb(
     bot_id: int | None = None,
     namespace: str | None = None,
     trust_pickle: bool = False,
+    imports: Iterable[str] = (),
     overwrite: bool = False,
     dry_run: bool = False,
     most_problems: int = 100,
@@ -40,7 +41,9 @@ async def import_ptb(
 
     A pickle can run any code. The file is unpickled in a process of its own, and only if ``trust_pickle`` is true.
     ``path``: the file, or with ``single_file=False`` the ``filepath`` of the persistence. ``namespace``: that of the
-    ``StepwellPersistence``, by default ``ptb:<bot id>``.
+    ``StepwellPersistence``, by default ``ptb:<bot id>``. ``imports``: files or modules with the bot's classes, such as
+    ``["bot.py"]``, that are imported in that process before; classes of ``__main__`` are looked up there. Your process
+    must know their ``record_type`` classes too.
 
     You may repeat the import: records that the storage has with the same data are skipped. Records that differ are left
     alone and reported, unless ``overwrite`` is true. Each written record is read again and compared.
@@ -71,7 +74,7 @@ async def import_ptb(
         if progress is not None:
             progress(result)
 
-    command = (sys.executable, "-m", PROGRAM, str(path))
+    command = (sys.executable, "-m", PROGRAM, str(path), *imports)
     program = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, limit=LONGEST)
     assert program.stdout is not None
     try:

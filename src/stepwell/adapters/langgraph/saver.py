@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import ChainMap, OrderedDict
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextvars import ContextVar
 from operator import itemgetter
 from secrets import token_urlsafe
 from typing import Any, Final, Literal, cast
@@ -27,6 +26,7 @@ from stepwell.adapters.langgraph.names import id_of, namespace_of
 from stepwell.adapters.langgraph.ownership import FencedWriter, WriteOwnership
 from stepwell.adapters.langgraph.parts import CheckpointRow, any_large
 from stepwell.adapters.langgraph.threads import Thread, Threads
+from stepwell.adapters.langgraph.writers import Writers, remember
 from stepwell.codec.large import in_thread
 from stepwell.errors import InvalidOption
 from stepwell.record import Version
@@ -35,17 +35,8 @@ from stepwell.storage.urls import as_storage
 
 __all__ = ["StepwellSaver"]
 
-#: The writers of the runners that a task or thread is part of: by saver, thread, and whether a graph is running. A
-#: program may look at a thread, or change it, between two steps of a graph that it streams.
-_writers: ContextVar[dict[tuple[Threads, str, bool], FencedWriter]] = ContextVar("stepwell_langgraph_writers")
-#: A task that runs one thread after another keeps the writers of the last ones.
-_IN_CONTEXT: Final = 16
-#: LangGraph passes this key with the config of a graph that is running.
-_RUNTIME: Final = "__pregel_runtime"
-#: The writers that are found by their last checkpoint, the runs whose mark is known to be stored, and the threads.
+#: The runs whose mark is known to be stored, and the threads.
 _REMEMBERED: Final = 10_000
-#: The runs whose writers are found by LangGraph's object for the run.
-_RUNS: Final = 256
 #: The items of a write.
 _channel, _value = itemgetter(0), itemgetter(1)
 
@@ -81,9 +72,7 @@ class StepwellSaver(BaseCheckpointSaver[str]):
         self.storage: Storage = as_storage(storage)
         self.ownership: Literal["fence"] | None = ownership
         self.threads: Threads = Threads(self.storage, namespace, limit)
-        self._by_checkpoint: OrderedDict[tuple[str, str, str | None], FencedWriter] = OrderedDict()
-        #: By thread and the ``id()`` of LangGraph's object for the run, which is kept, so that no other has its id.
-        self._by_run: OrderedDict[tuple[str, int], tuple[object, FencedWriter]] = OrderedDict()
+        self._writers = Writers(self.threads)
         #: The last threads that were used, for the cost of making them.
         self._threads: OrderedDict[str, Thread] = OrderedDict()
         self._marked: OrderedDict[tuple[str, str], None] = OrderedDict()
@@ -295,9 +284,9 @@ class StepwellSaver(BaseCheckpointSaver[str]):
             parts.update([thread.codec.mark(mark[1])])
         await (writer or thread.writer()).write(parts)
         if mark is not None:
-            _remember(self._marked, mark, None)
+            remember(self._marked, mark, None, _REMEMBERED)
         if writer is not None:
-            _remember(self._by_checkpoint, (str(thread_id), namespace, checkpoint["id"]), writer)
+            self._writers.wrote(writer, str(thread_id), namespace, checkpoint["id"])
         stored = {"thread_id": thread_id, "checkpoint_ns": namespace, "checkpoint_id": checkpoint["id"]}
         return cast("RunnableConfig", {"configurable": stored})
 
@@ -327,7 +316,7 @@ class StepwellSaver(BaseCheckpointSaver[str]):
         # A clone with another serializer has the same table.
         if thread is None or thread.serde is not self.serde:
             thread = self.threads.one(thread_id, self.serde)
-            _remember(self._threads, key, thread)
+            remember(self._threads, key, thread, _REMEMBERED)
         else:
             self._threads.move_to_end(key)
         return thread
@@ -353,40 +342,13 @@ class StepwellSaver(BaseCheckpointSaver[str]):
             heads[at] = await anext(iterators[at], None)
 
     def _begin(self, config: RunnableConfig, found: CheckpointTuple | None, version: Version | None) -> None:
-        """Begin a runner that has read a thread. A nested graph is part of the runner of its parent."""
-        ids = config["configurable"]
-        thread_id, namespace = str(ids["thread_id"]), ids.get("checkpoint_ns", "")
-        if self.ownership is None:
-            return
-        if namespace and _RUNTIME in ids and (current := self._current(config)) is not None:
-            self._remember_run(thread_id, ids[_RUNTIME], current)
-            return
-        thread = self._thread(thread_id)
-        writer = FencedWriter(self.storage, thread.address, thread.limit, version)
-        if _RUNTIME in ids:
-            self._remember_run(thread_id, ids[_RUNTIME], writer)
-        place = (self.threads, thread_id, _RUNTIME in ids)
-        others = [each for each in _writers.get({}).items() if each[0] != place]
-        _writers.set(dict([*others[1 - _IN_CONTEXT :], (place, writer)]))
-        at = None if found is None else found.config["configurable"]["checkpoint_id"]
-        _remember(self._by_checkpoint, (thread_id, namespace, at), writer)
-
-    def _remember_run(self, thread_id: str, run: object, writer: FencedWriter) -> None:
-        _remember(self._by_run, (thread_id, id(run)), (run, writer), most=_RUNS)
+        """Begin a runner that has read a thread."""
+        if self.ownership is not None:
+            thread = self._thread(config["configurable"]["thread_id"])
+            self._writers.begin(config, found, FencedWriter(self.storage, thread.address, thread.limit, version))
 
     def _current(self, config: RunnableConfig) -> FencedWriter | None:
-        """Return the writer of the run or of the current task, or the one that read or wrote the checkpoint before."""
-        if self.ownership is None:
-            return None
-        ids = config["configurable"]
-        thread_id = str(ids["thread_id"])
-        # LangGraph stores the writes of parallel nodes in threads that do not have the context of the run.
-        if _RUNTIME in ids and (of_run := self._by_run.get((thread_id, id(ids[_RUNTIME])))) is not None:
-            return of_run[1]
-        found = _writers.get({}).get((self.threads, thread_id, _RUNTIME in ids))
-        if found is not None:
-            return found
-        return self._by_checkpoint.get((thread_id, ids.get("checkpoint_ns", ""), get_checkpoint_id(config)))
+        return None if self.ownership is None else self._writers.current(config)
 
     async def _writer(self, config: RunnableConfig, current: FencedWriter | None) -> FencedWriter | None:
         if self.ownership is None or current is not None:
@@ -410,13 +372,6 @@ def _with_plain_metadata(config: RunnableConfig) -> RunnableConfig:
     if type(metadata) is not ChainMap or len(metadata.maps) > 1:
         return config
     return cast("RunnableConfig", {**config, "metadata": metadata.maps[0]})
-
-
-def _remember(known: OrderedDict[Any, Any], key: Any, value: Any, most: int = _REMEMBERED) -> None:
-    known[key] = value
-    known.move_to_end(key)
-    if len(known) > most:
-        known.popitem(last=False)
 
 
 def _all_but_newest(rows: dict[str, CheckpointRow]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
@@ -28,9 +29,9 @@ from langgraph.store.base import (
 
 from stepwell.adapters.langgraph.blocking import run_blocking
 from stepwell.codec import Seal, decode_key, encode_key, encode_namespace
-from stepwell.errors import InvalidOption
-from stepwell.record import Address, Change, Stored
-from stepwell.storage import Apply, Get, Query, Storage
+from stepwell.errors import InvalidOption, RecordReplaced, VersionChanged
+from stepwell.record import Address, Change, Stored, Version
+from stepwell.storage import Apply, Get, Guard, Query, Storage
 from stepwell.storage.urls import as_storage
 
 __all__ = ["StepwellStore"]
@@ -42,9 +43,14 @@ _MINUTE: Final = 60.0
 class StoredItem(NamedTuple):
     """A stored item, its vectors by path, and its time to live in minutes."""
 
+    address: Address
     item: Item
     vectors: dict[str, list[float]]
     ttl: float | None
+    #: The version of the record.
+    version: Version
+    #: The record says when the item was updated, because it was written again since.
+    is_dated: bool
 
 
 class StepwellStore(BaseStore):
@@ -113,6 +119,8 @@ class StepwellStore(BaseStore):
         if stored is None:
             return None
         entry = self._entry(address, stored)
+        if entry is None:
+            return None
         if op.refresh_ttl:
             await self._refresh(entry)
         return entry.item
@@ -125,7 +133,8 @@ class StepwellStore(BaseStore):
         vectors = await self._embedded(op)
         known: Stored | None = await self.storage.perform(Get(address))
         seal = self._seal(address)
-        created = datetime.now(UTC) if known is None else self._entry(address, known).item.created_at
+        before = None if known is None else self._entry(address, known)
+        created = datetime.now(UTC) if before is None else before.item.created_at
         fields: dict[str, Any] = {"value": dict(op.value), "created": created}
         if vectors:
             fields["vectors"] = vectors
@@ -177,7 +186,9 @@ class StepwellStore(BaseStore):
         while True:
             page, after = await self.storage.page(query, after, PAGE)
             for address, stored in page:
-                yield self._entry(address, stored)
+                entry = self._entry(address, stored)
+                if entry is not None:
+                    yield entry
             if after is None:
                 return
 
@@ -185,8 +196,12 @@ class StepwellStore(BaseStore):
         """Let an item live for its whole time from now on."""
         if entry.ttl is None:
             return
-        change = Change(self.storage.ids(), expiry=entry.ttl * _MINUTE, limit=self._limit)
-        await self.storage.perform(Apply(self._address(entry.item.namespace, entry.item.key), change))
+        fields = {} if entry.is_dated else {"updated": entry.item.updated_at}
+        texts = self._seal(entry.address).fields(fields)
+        change = Change(self.storage.ids(), set=texts, expiry=entry.ttl * _MINUTE, limit=self._limit)
+        # An item that was deleted or replaced meanwhile has no lifetime or another one.
+        with suppress(VersionChanged, RecordReplaced):
+            await self.storage.perform(Apply(entry.address, change, Guard(version=entry.version)))
 
     async def _embedded(self, op: PutOp) -> dict[str, list[float]]:
         """Return the vectors of the texts of a new item."""
@@ -206,14 +221,19 @@ class StepwellStore(BaseStore):
     def _seal(self, address: Address) -> Seal:
         return Seal(address, self.storage.limits, self._limit)
 
-    def _entry(self, address: Address, stored: Stored) -> StoredItem:
+    def _entry(self, address: Address, stored: Stored) -> StoredItem | None:
+        """Return the item of a record; ``None`` for one without a value, which earlier releases could leave."""
         data = self._seal(address).data(stored.fields)
+        if "value" not in data:
+            return None
         *namespace, key = decode_key(address.key)
-        updated = datetime.fromtimestamp(stored.written_at, UTC)
+        updated = data.get("updated") or datetime.fromtimestamp(stored.written_at, UTC)
         item = Item(
             value=data["value"], key=key, namespace=tuple(namespace), created_at=data["created"], updated_at=updated
         )
-        return StoredItem(item, data.get("vectors", {}), data.get("ttl"))
+        return StoredItem(
+            address, item, data.get("vectors", {}), data.get("ttl"), stored.version, is_dated="updated" in data
+        )
 
 
 def _tag(namespace: tuple[str, ...]) -> str:

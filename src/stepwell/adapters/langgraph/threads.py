@@ -246,18 +246,25 @@ class Thread:
         return needed
 
     async def copy_to(self, target: Thread) -> None:
-        """Copy all parts. Parts of the same name are replaced."""
+        """Copy all parts. Parts of the same name are replaced.
+
+        The checkpoints are written last and at once, so that a reader finds all of them or none.
+        """
         writer = ThreadWriter(target.storage, target.address, target.limit)
+        # They are read first: the values of a checkpoint that is stored meanwhile may not be copied.
+        rows = {part: text async for part, text in self.all(CHECKPOINT)}
         batch: dict[str, str] = {}
         size = 0
-        # A checkpoint is written after its values.
-        for kind in (VALUE, WRITES, RUN, CHECKPOINT):
+        for kind in (VALUE, WRITES, RUN):
             async for part, text in self.all(kind):
                 batch.update(self.codec.copied({part: text}, target.codec))
                 size += len(text)
                 if size > _COPY_BYTES:
                     await writer.write(batch)
                     batch, size = {}, 0
+        # The values of a checkpoint that was pruned meanwhile may be missing.
+        kept = {part: rows[part] async for part, _ in self.all(CHECKPOINT) if part in rows}
+        batch.update(self.codec.copied(kept, target.codec))
         if batch:
             await writer.write(batch)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack
+from contextvars import Token
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -12,10 +13,11 @@ from typing import Any
 from telegram import Update, ext
 
 from stepwell.adapters.ptb import fields
+from stepwell.adapters.ptb.bot_data import BotDataOfUpdate
 from stepwell.adapters.ptb.conversation import ConversationHandler, conversations_in
-from stepwell.adapters.ptb.entries import BOT, CHAT, USER, KnownFields, tags_of
+from stepwell.adapters.ptb.entries import CHAT, USER, KnownFields, tags_of
 from stepwell.adapters.ptb.held_conversation import HeldConversation
-from stepwell.adapters.ptb.keyboards import cache_of
+from stepwell.adapters.ptb.keyboards import cache_of, sent_keyboards
 from stepwell.adapters.ptb.pending import PendingHandlers
 from stepwell.adapters.ptb.persistence import StepwellPersistence
 from stepwell.adapters.ptb.states import ConversationKey
@@ -33,7 +35,8 @@ class UpdateClaim:
     """The records of an update.
 
     ``enter()`` claims them, in an order that all processes use. ``finish()`` writes the changes in one batch, with the
-    id of the update in the first record; ``abandon()`` writes nothing and restores the data. ``close()`` follows both.
+    id of the update in the first record; ``abandon()`` restores the data that was not written. ``close()`` follows
+    both.
     """
 
     def __init__(
@@ -55,7 +58,12 @@ class UpdateClaim:
         #: By the keys of their records.
         self.slots: dict[Any, Slot] = {}
         self.conversations: list[HeldConversation] = []
+        #: The ids of the keyboards that its handlers have sent.
+        self.sent: set[str] = set()
+        self._outside: Token[set[str] | None] | None = None
         self._handled: HandledUpdates | None = None
+        #: The keys of the records that were written.
+        self._written: set[Any] = set()
         #: When the records were claimed, on the monotonic clock.
         self._entered = 0.0
         stored = persistence.store_data
@@ -67,6 +75,7 @@ class UpdateClaim:
             self._kinds[CHAT] = application.chat_data
         #: The entries that were in memory while the records were held.
         self._seen: set[tuple[str, Any]] = set()
+        self._bot_data = BotDataOfUpdate(self._entries, application) if stored.bot_data else None
 
     async def enter(self) -> bool:
         """Claim the records and load the states; return whether the update was handled before."""
@@ -95,8 +104,11 @@ class UpdateClaim:
             self.conversations.append(each)
         for kind, entries in self._kinds.items():
             self._seen.update([(kind, key) for key in self.slots if key in entries])
+        if self._bot_data is not None:
+            self._bot_data.begin(alone=self._alone)
         cache = cache_of(self._application)
         if cache is not None:
+            self._outside = sent_keyboards.set(self.sent)
             await self._persistence.keyboards.restore(cache, update)
         return False
 
@@ -125,7 +137,10 @@ class UpdateClaim:
         return at - self.slot(key).now - (monotonic() - self._entered)
 
     async def finish(self) -> None:
-        """Write all changes."""
+        """Write all changes, or none if a value cannot be stored.
+
+        If a write fails in the storage, the others are awaited before the error is raised.
+        """
         for each in self.conversations:
             if each.starts_pending:
                 await self._pending.begin(self._persistence.namespace)
@@ -133,13 +148,15 @@ class UpdateClaim:
             each.store(self.slot(each.record), self._pending.process, self._update, now)
         changes = {key: await self._changes(key, slot) for key, slot in self.slots.items()}
         changed = [key for key, slot in self.slots.items() if _is_changed(slot, changes[key])]
+        bot_data = self._bot_data if self._bot_data is not None and self._bot_data.is_changed() else None
+        cache, keyboards = cache_of(self._application), self._persistence.keyboards
+        new = [] if cache is None else keyboards.check_new(cache, sent=self.sent, others=self._sent_by_others())
+        # Everything is encoded and checked from here on.
         writes: list[Coroutine[Any, Any, object]] = []
-        bot_data = self._application.bot_data
-        if self._persistence.store_data.bot_data and self._entries.is_changed(BOT, BOT, bot_data):
-            writes.append(self._entries.save(BOT, BOT, bot_data))
-        cache = cache_of(self._application)
+        if bot_data is not None:
+            writes.append(bot_data.write())
         if cache is not None:
-            writes += self._persistence.keyboards.writes(cache)
+            writes += keyboards.writes(cache, new)
         # The first record has the id of the update, and is written last.
         for number, key in reversed([*enumerate(self.slots)]):
             if key in changed or (number == 0 and (changed or writes) and self._handled is not None):
@@ -150,27 +167,44 @@ class UpdateClaim:
             await writes[0]
         elif writes:
             # Writes that are requested together are one batch.
-            await asyncio.gather(*writes)
+            for result in await asyncio.gather(*writes, return_exceptions=True):
+                if isinstance(result, BaseException):
+                    raise result
 
     def abandon(self) -> None:
-        """Restore the data and the states as they were before the update."""
+        """Restore the data and the states as they were before the update, except those that were written."""
         for key, slot in self.slots.items():
+            if key in self._written:
+                continue
             data = self._entries.storage.seal(slot.address).data(slot.texts)
             for kind, entries in self._kinds.items():
                 if key in entries:
                     fields.restore(kind, entries[key], data)
                     self._entries.remember(kind, key, KnownFields(slot.version, slot.texts))
         for each in self.conversations:
-            each.restore()
+            if each.record not in self._written:
+                each.restore()
+        if self._bot_data is not None:
+            self._bot_data.restore(alone=self._alone)
 
     async def close(self) -> None:
         """Release the records."""
+        if self._outside is not None:
+            sent_keyboards.reset(self._outside)
         for key in self.slots:
             del self._persistence.held[key]
         # The stack releases every slot, even if this task is cancelled meanwhile.
         async with AsyncExitStack() as stack:
             for slot in self.slots.values():
                 stack.push_async_exit(slot)
+
+    @property
+    def _alone(self) -> bool:
+        """Whether no other update of this process is being handled."""
+        return all(claim is self for claim in self._persistence.held.values())
+
+    def _sent_by_others(self) -> set[str]:
+        return {uuid for claim in self._persistence.held.values() if claim is not self for uuid in claim.sent}
 
     async def _claim(self, key: Any) -> Slot:
         persistence = self._persistence
@@ -210,10 +244,14 @@ class UpdateClaim:
         if not data:
             slot.delete()
         try:
-            return await slot.changes()
+            changes = await slot.changes()
         except EncodeError as error:
             explained = [fields.explain(kind, key, live, self._entries.storage.limits) for kind, live in found]
             raise next(filter(None, explained), error) from None
+        if changes.set:
+            limit = self._entries.seal(key).limit
+            fields.check_size(f"the record at {slot.address.text}", slot.texts, _texts_after(slot, changes), limit)
+        return changes
 
     async def _commit(self, key: Any, changes: Changes, *, first: bool) -> None:
         slot, created = self.slots[key], not self.slots[key].found
@@ -240,14 +278,12 @@ class UpdateClaim:
             else:
                 break
         self._remember(key, changes, behind=created)
+        self._written.add(key)
 
     def _remember(self, key: Any, changes: Changes, *, behind: bool = False) -> None:
         """Remember what the entries are equal to now."""
         slot = self.slots[key]
-        texts = slot.texts
-        if changes.unset:
-            texts = {name: text for name, text in texts.items() if name not in changes.unset}
-        known = KnownFields(slot.version, {**texts, **changes.set}, behind)
+        known = KnownFields(slot.version, _texts_after(slot, changes), behind)
         for kind, entries in self._kinds.items():
             if key in entries:
                 self._entries.remember(kind, key, known)
@@ -255,6 +291,14 @@ class UpdateClaim:
 
 def _is_changed(slot: Slot, changes: Changes) -> bool:
     return bool(changes.set or changes.unset or (slot.deleted and slot.found))
+
+
+def _texts_after(slot: Slot, changes: Changes) -> dict[str, str]:
+    """Return the fields of a record with changes."""
+    texts = slot.texts
+    if changes.unset:
+        texts = {name: text for name, text in texts.items() if name not in changes.unset}
+    return {**texts, **changes.set}
 
 
 def _order(key: Any) -> tuple[int, int, str]:

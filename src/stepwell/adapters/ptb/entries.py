@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from stepwell.adapters.ptb import fields
 from stepwell.adapters.ptb.merging import MISSING, merge, replace
 from stepwell.codec import Seal, decode_key, encode_namespace
-from stepwell.codec.large import open_data
+from stepwell.codec.large import fingerprint, open_data
 from stepwell.errors import CorruptRecord, RecordExists, VersionChanged
 from stepwell.record import Address, Change, Stored, Version
 from stepwell.storage import Applied, Apply, Get, Guard, Query, Storage
@@ -46,6 +46,8 @@ class EntryRecords:
         self.storage: Storage = storage
         self._namespace = namespace
         self._known: dict[tuple[str, Any], KnownFields] = {}
+        #: The fingerprints of objects that equal known fields. Comparing them is faster than encoding.
+        self._equal: dict[tuple[str, Any], tuple[KnownFields, bytes]] = {}
         #: The kinds whose entries were all loaded.
         self._loaded: set[str] = set()
 
@@ -54,6 +56,10 @@ class EntryRecords:
         """The namespace of the records."""
         return self._namespace()
 
+    def seal(self, key: Any) -> Seal:
+        """Return what encodes and decodes the fields of a record."""
+        return self.storage.seal(self.storage.address(self.namespace, key))
+
     def known(self, kind: str, key: Any) -> KnownFields | None:
         """Return the fields that the object of an entry was last compared with."""
         return self._known.get((kind, key))
@@ -61,6 +67,16 @@ class EntryRecords:
     def remember(self, kind: str, key: Any, known: KnownFields) -> None:
         """Remember the fields that the object of an entry equals now."""
         self._known[kind, key] = known
+
+    def is_equal(self, kind: str, key: Any, data: Any) -> bool:
+        """Return whether an object is known to equal its known fields. If not, it may equal them too."""
+        known, mark = self._equal.get((kind, key), (None, None))
+        return known is not None and known is self.known(kind, key) and mark == fingerprint(fields.items_of(data))
+
+    def note_equal(self, kind: str, key: Any, known: KnownFields, mark: bytes | None) -> None:
+        """Note that an object with this fingerprint equals known fields."""
+        if mark is not None:
+            self._equal[kind, key] = known, mark
 
     def known_keys(self, kind: str) -> list[Any]:
         """Return the keys of all entries of a kind that were loaded or written."""
@@ -143,13 +159,20 @@ class EntryRecords:
                 fields.set_item(live, key, replace(items.get(key), merged))
 
     def is_changed(self, kind: str, key: Any, data: Any) -> bool:
-        """Return whether this process has changed an entry that it has loaded."""
+        """Return whether this process has changed an entry that it has loaded and that is a record of its own.
+
+        Raises ``EncodeError`` or ``TooLarge`` if the change cannot be written.
+        """
         known = self.known(kind, key)
-        if known is None or (not known.texts and not fields.items_of(data)):
+        if known is None or (not known.texts and not fields.items_of(data)) or self.is_equal(kind, key, data):
             return False
-        seal = self.storage.seal(self.storage.address(self.namespace, key))
+        seal = self.seal(key)
         texts = fields.seal_entry(seal, kind, key, data, self.storage.limits)
-        return texts != fields.texts_of(kind, known.texts)
+        before = fields.texts_of(kind, known.texts)
+        if texts == before:
+            return False
+        fields.check_size(kind, before, texts, seal.limit)
+        return True
 
     async def save(self, kind: str, key: Any, data: Any) -> bool:
         """Write the items of an entry that this process has changed, and return whether there were any.

@@ -12,12 +12,15 @@ from typing import Any
 from stepwell.adapters.ptb.merging import replace
 from stepwell.codec import Seal, values
 from stepwell.codec.keys import decode_name
-from stepwell.errors import EncodeError
+from stepwell.errors import EncodeError, TooLarge
 from stepwell.record import Limits
+from stepwell.storage.reference import weight
 
 __all__ = [
+    "check_size",
     "delete_item",
     "explain",
+    "field_of",
     "items_of",
     "names_of",
     "pack",
@@ -39,8 +42,13 @@ def pack(kind: str, data: Any) -> dict[Any, Any]:
         return {kind: {"value": data}}
     fields: dict[Any, Any] = {kind: _DICT if isinstance(data, Mapping) else _OBJECT}
     for key, value in items.items():
-        fields[f"{kind}.{key}" if type(key) is str else (kind, key)] = value
+        fields[field_of(kind, key)] = value
     return fields
+
+
+def field_of(kind: str, key: Any) -> Any:
+    """Return the field of an item."""
+    return f"{kind}.{key}" if type(key) is str else (kind, key)
 
 
 def unpack(kind: str, fields: Mapping[Any, Any], make: Callable[[], Any]) -> Any:
@@ -137,6 +145,16 @@ def explain(kind: str, key: Any, data: Any, limits: Limits) -> EncodeError | Non
         except EncodeError as error:
             return error
     return None
+
+
+def check_size(what: str, before: Mapping[str, str], after: Mapping[str, str], limit: int) -> None:
+    """Raise ``TooLarge`` if a storage would refuse to replace these fields of a record by others.
+
+    As in the storages, a record over the limit may become smaller.
+    """
+    size = sum([weight(name, text) for name, text in after.items()])
+    if size > limit and size > sum([weight(name, text) for name, text in before.items()]):
+        raise TooLarge(what, size, limit)
 
 
 def _is_item(kind: str, field: Any) -> bool:

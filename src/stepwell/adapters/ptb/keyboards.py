@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import logging
+from collections.abc import Collection, Coroutine
+from contextvars import ContextVar
 from time import time
 from typing import Any, Final, TypeAlias
 
-from telegram import Message, Update, ext
+from telegram import InlineKeyboardMarkup, Message, Update, ext
 
+from stepwell.adapters.ptb import fields
 from stepwell.adapters.ptb.entries import EntryRecords, KnownFields
+from stepwell.codec import values
+from stepwell.errors import EncodeError, TooLarge
 
-__all__ = ["CallbackData", "KeyboardRecords", "cache_of"]
+__all__ = ["CallbackData", "KeyboardRecords", "cache_of", "sent_keyboards"]
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 #: Keyboards, each with its id, the time of its last use and the data of its buttons; and the keyboard of each query.
 CallbackData: TypeAlias = tuple[list[tuple[str, float, dict[str, Any]]], dict[str, str]]
 
 #: The kind of the entries.
 KEYBOARD: Final = "keyboard"
+
+#: The ids of the keyboards that the present update has sent; ``None`` outside of an update.
+sent_keyboards: ContextVar[set[str] | None] = ContextVar("stepwell_sent_keyboards", default=None)
 
 
 class KeyboardRecords:
@@ -45,14 +55,42 @@ class KeyboardRecords:
         for query, uuid in queries.items():
             found.setdefault(uuid, {"queries": set()})["queries"].add(query)
         gone = [uuid for uuid in self._records.known_keys(KEYBOARD) if uuid not in found]
-        await asyncio.gather(
+        results = await asyncio.gather(
             *(self._records.save(KEYBOARD, uuid, keyboard) for uuid, keyboard in found.items()),
             *(self._delete(uuid) for uuid in gone),
+            return_exceptions=True,
         )
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
 
-    def writes(self, cache: ext.CallbackDataCache) -> list[Coroutine[Any, Any, object]]:
-        """Return the writes of all new keyboards in a cache, which the caller awaits."""
-        new = [uuid for uuid in cache._keyboard_data if not self._is_stored(uuid)]
+    def check_new(self, cache: ext.CallbackDataCache, *, sent: Collection[str], others: Collection[str]) -> list[str]:
+        """Return the ids of the new keyboards in a cache, and remove those that cannot be stored from it.
+
+        Raises ``EncodeError`` or ``TooLarge`` if one of them is among the ids ``sent``. It is logged otherwise, since a
+        job may have sent it. ``others``: the ids of keyboards that other updates have sent and will check themselves.
+        """
+        supported: list[str] = []
+        failed: EncodeError | TooLarge | None = None
+        for uuid in [uuid for uuid in cache._keyboard_data if not self._is_stored(uuid)]:
+            try:
+                self._check(*cache._keyboard_data[uuid].to_tuple())
+            except (EncodeError, TooLarge) as error:
+                if uuid in others and uuid not in sent:
+                    continue
+                if uuid in sent:
+                    failed = failed or error
+                else:
+                    logger.warning("a keyboard that was sent outside of an update cannot be stored: %s", error)
+                del cache._keyboard_data[uuid]
+            else:
+                supported.append(uuid)
+        if failed is not None:
+            raise failed
+        return supported
+
+    def writes(self, cache: ext.CallbackDataCache, new: Collection[str]) -> list[Coroutine[Any, Any, object]]:
+        """Return the writes of new keyboards in a cache, which the caller awaits."""
         return [self._create(*cache._keyboard_data[uuid].to_tuple()) for uuid in new]
 
     async def restore(self, cache: ext.CallbackDataCache, update: Update) -> None:
@@ -84,7 +122,22 @@ class KeyboardRecords:
     async def _create(self, uuid: str, used: float, buttons: dict[str, Any]) -> None:
         # Its id is random, so there is no record to be read.
         self._records.remember(KEYBOARD, uuid, KnownFields(None, {}))
-        await self._records.save(KEYBOARD, uuid, {"used": used, "buttons": buttons, "queries": set()})
+        await self._records.save(KEYBOARD, uuid, _new_keyboard(used, buttons))
+
+    def _check(self, uuid: str, used: float, buttons: dict[str, Any]) -> None:
+        """Raise ``EncodeError`` or ``TooLarge`` if a new keyboard cannot be stored."""
+        limits, seal = self._records.storage.limits, self._records.seal(uuid)
+        try:
+            for data in buttons.values():
+                values.encode(data, limits, "callback_data")
+        except EncodeError as error:
+            why = f"{error.why}; the buttons of this keyboard do not work"
+            raise EncodeError(error.path, error.type_name, why) from None
+        try:
+            texts = fields.seal_entry(seal, KEYBOARD, uuid, _new_keyboard(used, buttons), limits)
+            fields.check_size(KEYBOARD, {}, texts, seal.limit)
+        except TooLarge as error:
+            raise TooLarge("the callback_data of a keyboard", error.size, error.limit) from None
 
     def _is_stored(self, uuid: str) -> bool:
         known = self._records.known(KEYBOARD, uuid)
@@ -96,10 +149,35 @@ class KeyboardRecords:
         await self._records.drop(KEYBOARD, uuid, only_version=None if known is None else known.version)
 
 
+class _NotingCache(ext.CallbackDataCache):
+    """A cache that notes which update has sent a keyboard."""
+
+    __slots__ = ()
+
+    def process_keyboard(self, reply_markup: InlineKeyboardMarkup) -> InlineKeyboardMarkup:
+        processed = super().process_keyboard(reply_markup)
+        sent = sent_keyboards.get()
+        if sent is not None and processed is not reply_markup:
+            data = [str(button.callback_data) for row in processed.inline_keyboard for button in row]
+            sent.update([uuid for uuid, _ in map(self.extract_uuids, data) if uuid in self._keyboard_data])
+        return processed
+
+
+def _noting(cls: type[ext.CallbackDataCache]) -> type[ext.CallbackDataCache]:
+    return type(cls.__name__, (_NotingCache, cls), {"__slots__": (), "__module__": cls.__module__})
+
+
+def _new_keyboard(used: float, buttons: dict[str, Any]) -> dict[str, Any]:
+    return {"used": used, "buttons": buttons, "queries": set()}
+
+
 def cache_of(application: ext.Application[Any, Any, Any, Any, Any, Any]) -> ext.CallbackDataCache | None:
     """Return the cache of an application whose callback data is stored."""
     persistence = application.persistence
     if persistence is None or not persistence.store_data.callback_data:
         return None
     cache: ext.CallbackDataCache | None = getattr(application.bot, "callback_data_cache", None)
+    if cache is not None and not isinstance(cache, _NotingCache):
+        # python-telegram-bot has no hook for a keyboard that is sent.
+        cache.__class__ = _noting(type(cache))
     return cache

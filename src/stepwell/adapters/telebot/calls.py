@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from telebot import apihelper, asyncio_helper
+
+from stepwell.errors import UsageError
 
 __all__ = ["async_call_bot", "call_bot", "pause_of"]
 
@@ -48,8 +51,17 @@ def pause_of(error: Exception) -> float | None:
 
 
 def _params(call: dict[str, Any]) -> dict[str, str]:
-    return {
-        name: value if isinstance(value, str) else json.dumps(value)
-        for name, value in call.items()
-        if name != "method" and value is not None
-    }
+    params: dict[str, str] = {}
+    for name, value in call.items():
+        if name == "method" or value is None:
+            continue
+        try:
+            params[name] = value if isinstance(value, str) else json.dumps(value)
+        except TypeError:
+            method = call["method"]
+            own = re.sub("([A-Z])", r"_\1", method).lower()
+            raise UsageError(
+                f"{method}({name}=...) got {type(value).__name__}, which cannot be stored and sent later; "
+                f"send it with bot.{own}"
+            ) from None
+    return params

@@ -56,6 +56,8 @@ class StateRecords:
     async def set_state(self, key: RecordKey, state: object) -> None:
         """Set the state, and keep the data. Creates the record if there is none."""
         address = self._address(key)
+        if self.storage.must_check_keys(address):
+            self.storage.checked_keys(address, await self._perform(Get(address)))
         head = self.storage.seal(address).head(_place_of(getattr(state, "name", state)))
         await self._apply(address, None, head=head, tags=key.tags)
 
@@ -105,6 +107,8 @@ class StateRecords:
                 known = await self._perform(Get(address))
             if known is None:
                 return False
+            if "delete" not in changes:
+                self.storage.seal(address).check_keys(known)
             try:
                 # The guard also refuses to create a record that was deleted since the read.
                 await self._apply(address, Guard(version=known.version), **changes)
