@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -230,3 +231,12 @@ async def test_wrong_arguments_are_named(
 ) -> None:
     with pytest.raises(InvalidOption, match=words):
         await broadcast(unlimited, chats, content, storage=storage, flow_id="news")
+
+
+@pytest.mark.parametrize("flow_id", [None, "", 7])
+async def test_a_broadcast_without_an_id_is_refused(
+    client: BotClient, bot: Bot, storage: Storage, flow_id: Any
+) -> None:
+    with pytest.raises(InvalidOption, match=r"broadcast\(flow_id=\.\.\.\) takes the id of the broadcast"):
+        await broadcast(client, [42], "Hello", storage=storage, flow_id=flow_id)
+    assert not bot.calls

@@ -84,6 +84,9 @@ async def test_a_parameter_that_is_no_json_is_refused_before_it_is_sent(client: 
         await client.call("sendLocation", chat_id=42, latitude=float("nan"))
     with pytest.raises(InvalidOption, match="is not the name of a Bot API method"):
         await client.call("../getMe")
+    nothing: Any = None
+    with pytest.raises(InvalidOption, match="is not the name of a Bot API method"):
+        await client.call(nothing)
     assert not bot.calls
 
 
@@ -289,6 +292,33 @@ async def test_an_answer_of_something_else_than_the_bot_api(answer: bytes, error
     assert type(raised.value) is error
 
 
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ('{"message":"please log in"}', None),
+        ("{}", None),
+        ('{"ok":"true","result":{}}', None),
+        ('{"ok":false}', 200),
+        ('{"ok":false,"error_code":null}', 200),
+        ('{"ok":false,"error_code":"x","description":5}', 200),
+        ('{"ok":false,"error_code":400,"parameters":[1]}', 400),
+        ('{"ok":false,"error_code":400,"parameters":{"migrate_to_chat_id":"x"}}', 400),
+        ('{"ok":false,"error_code":429,"parameters":{"retry_after":"5"}}', 429),
+        ('{"ok":false,"error_code":429,"parameters":{"retry_after":-5}}', 429),
+        ('{"ok":false,"error_code":429,"parameters":[1]}', 429),
+    ],
+)
+async def test_only_an_ok_answer_counts_as_sent(body: str, code: int | None) -> None:
+    answer = f"HTTP/1.1 200 OK\r\ncontent-length: {len(body)}\r\n\r\n{body}"
+    async with serving(answer.encode()) as url, BotClient("1:x", api=url, patience=0.3) as client:
+        with pytest.raises(BotApiError) as raised:
+            await client.call("sendMessage", chat_id=42, text="Hello")
+    assert raised.value.code == code
+    assert isinstance(raised.value, BotUnavailable) == (code in (None, 429))
+    assert raised.value.retry_after is None
+    assert raised.value.migrate_to_chat_id is None
+
+
 # Order and limits
 
 
@@ -445,6 +475,17 @@ def test_an_address_that_is_no_url_is_refused(api: Any) -> None:
 def test_an_invalid_option_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidOption):
         BotClient("1:x", **options)
+
+
+@pytest.mark.parametrize("proxy", ["http://:secret@", "http://proxy:port", "gopher://proxy:1"])
+async def test_a_proxy_that_is_not_valid_is_an_error_without_its_password(
+    monkeypatch: pytest.MonkeyPatch, proxy: str
+) -> None:
+    monkeypatch.setenv("https_proxy", proxy)
+    monkeypatch.delenv("no_proxy", raising=False)
+    with pytest.raises(UsageError, match=r"the environment has a proxy for example\.com that is not valid") as raised:
+        await BotClient("1:x", api="https://example.com", patience=0.1).call("getMe")
+    assert "secret" not in str(raised.value)
 
 
 async def test_the_token_is_in_no_log_repr_or_error(

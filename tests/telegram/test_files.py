@@ -77,6 +77,12 @@ async def test_a_file_that_cannot_be_read_is_named(client: BotClient, bot: Bot, 
     assert not bot.calls
 
 
+async def test_a_caption_that_is_not_unicode_is_refused(client: BotClient, bot: Bot) -> None:
+    with pytest.raises(InvalidOption, match="sendDocument: the parameters cannot be sent"):
+        await client.call("sendDocument", chat_id=42, document=InputFile(content=b"x"), caption="a\ud800b")
+    assert not bot.calls
+
+
 @pytest.mark.parametrize(
     ("args", "options"),
     [

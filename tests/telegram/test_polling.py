@@ -10,17 +10,20 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from examples import registration
-from stepwell import MemoryStorage, Storage
-from stepwell.errors import InsideLoop, InvalidOption, StorageUnavailable, UsageError
-from stepwell.fsm import FSM, Context, Flow, Router, command, keys, state, text
+from stepwell import Limits, MemoryStorage, Storage, open_storage
+from stepwell.errors import BotUnavailable, InsideLoop, InvalidOption, StorageUnavailable, UsageError
+from stepwell.fsm import FSM, Context, Flow, Router, command, keys, kind, state, text
 from stepwell.playground.botapi import BotAPI, Person
 from stepwell.record import INBOX
-from stepwell.telegram import BotApiError, BotClient, run_polling, run_polling_sync
+from stepwell.slot import Slot
+from stepwell.storage.operations import Get
+from stepwell.telegram import BotApiError, BotClient, Sender, run_polling, run_polling_sync
 from stepwell.telegram.inbox import Inbox
 from stepwell.testing import Clock
 from tests.backends import Backend
@@ -138,6 +141,52 @@ async def test_a_flood_in_one_chat_stops_no_other_chat() -> None:
         assert [await alice.answer() for _ in range(150)] == [f"got {number}" for number in range(150)]
 
 
+async def test_a_backlog_that_fills_the_inbox_is_dropped_with_a_warning_and_stops_no_other_chat(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    limit = 400_000
+    storage = MemoryStorage(limits=Limits(run=limit))
+    router = make_router(storage)
+    proceed = asyncio.Event()
+
+    @router.on(text())
+    async def echo(ctx: Context) -> None:
+        if ctx.text == "hang":
+            await proceed.wait()
+        ctx.answer(f"got {ctx.text}"[:100])
+
+    def warnings() -> list[str]:
+        return [each.getMessage() for each in caplog.records if "dropped" in each.getMessage()]
+
+    async with polling(router) as running:
+        alice, bob, carol = running.person(42), running.person(43), running.person(44)
+        for flooding in (alice, carol):
+            await flooding.send("hang")
+            for number in range(150):
+                await flooding.send(f"{number} " + "x" * 4000)
+        try:
+            assert await bob.ask("hello") == "got hello"
+            stored = await storage.perform(Get(storage.address(INBOX, "my_bot"), parts=True))
+            size = sum(map(len, stored.parts.values()))
+            assert limit / 4 < size < limit / 2
+            assert [line.partition("of chat ")[2][:3] for line in warnings()] == ["42 ", "44 "]
+        finally:
+            proceed.set()
+        async with asyncio.timeout(30):
+            while (await storage.perform(Get(storage.address(INBOX, "my_bot"), parts=True))).parts:
+                await asyncio.sleep(0.01)
+        answered = 0
+        for flooding in (alice, carol):
+            answers = [each["text"].split()[1] for each in flooding.messages if each["from"]["is_bot"]]
+            # The oldest updates are kept, in their order.
+            assert answers == ["hang", *map(str, range(len(answers) - 1))]
+            assert len(answers) > 10
+            answered += len(answers)
+    # The first warning of each chat came at once. A second one has the rest, when its queue is empty.
+    assert len(warnings()) == 4
+    assert answered + sum(int(line.split()[0]) for line in warnings()) == 302
+
+
 async def test_fetching_stops_while_too_many_chats_have_unfinished_updates() -> None:
     router = make_router(MemoryStorage())
     proceed = asyncio.Event()
@@ -187,6 +236,136 @@ async def test_a_failing_handler_is_logged_without_content_and_its_update_is_not
     assert "(key (42, 42))" in record.getMessage()
     assert "broken handler" in caplog.text
     assert "secret" not in caplog.text
+
+
+async def test_a_handler_whose_own_client_gets_no_answer_is_not_called_again(caplog: pytest.LogCaptureFixture) -> None:
+    router = make_router(MemoryStorage())
+    called = []
+
+    @router.on(command("charge"))
+    async def charge(ctx: Context) -> None:
+        called.append(ctx.text)
+        async with BotClient("1:other", api="http://127.0.0.1:9", patience=0.05) as client:
+            await client.call("sendMessage", chat_id=99, text="a note")
+
+    @router.on(text())
+    async def answer(ctx: Context) -> None:
+        ctx.answer("fine")
+
+    async with polling(router) as running:
+        alice = running.person()
+        await alice.send("/charge")
+        assert await alice.ask("hello") == "fine"
+    assert called == ["/charge"]
+    assert "(key (42, 42))" in caplog.text
+
+
+async def test_a_handler_that_blocks_for_longer_than_its_lease_is_called_a_few_times_and_given_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = Clock()
+    router = Router(FSM("my_bot", storage=MemoryStorage(clock=clock), flows=[], lease=30))
+    called = []
+
+    @router.on(command("pay"))
+    async def pay(ctx: Context) -> None:
+        called.append(ctx.text)
+        ctx.update_data(paid=True)
+        # The handler blocks, so the lease cannot be renewed.
+        clock.advance(31)
+
+    @router.on(text())
+    async def answer(ctx: Context) -> None:
+        ctx.answer(f"paid: {ctx.data.get('paid')}")
+
+    async with polling(router) as running:
+        alice = running.person()
+        await alice.send("/pay")
+        assert await alice.ask("hello") == "paid: None"
+    assert called == ["/pay"] * 3
+    errors = [each for each in caplog.records if each.levelno == logging.ERROR]
+    assert len(errors) == 1
+    assert "expired before the commit" in caplog.text
+
+
+async def test_a_handler_that_changes_data_after_forget_is_not_called_again() -> None:
+    storage = MemoryStorage()
+    router = make_router(storage)
+    called = []
+
+    @router.on(command("forgetme"))
+    async def forget(ctx: Context) -> None:
+        called.append(ctx.text)
+        assert router.fsm is not None
+        await router.fsm.forget(user=42)
+        ctx.update_data(forgotten=True)
+
+    @router.on(text())
+    async def answer(ctx: Context) -> None:
+        ctx.update_data(text=ctx.text)
+        ctx.answer(str(ctx.data))
+
+    async with polling(router) as running:
+        alice = running.person()
+        assert await alice.ask("one") == "{'text': 'one'}"
+        await alice.send("/forgetme")
+        assert await alice.ask("two") == "{'text': 'two'}"
+    assert called == ["/forgetme"]
+
+
+async def test_an_update_whose_record_another_process_replaces_is_handled_again() -> None:
+    storage = MemoryStorage()
+    router = make_router(storage)
+    called = []
+
+    @router.on(text())
+    async def answer(ctx: Context) -> None:
+        called.append(ctx.text)
+        if len(called) == 1:
+            await storage.set_data("my_bot", ctx.key, {"from": "an operator"})
+        ctx.update_data(text=ctx.text)
+        ctx.answer(str(ctx.data))
+
+    async with polling(router) as running:
+        assert await running.person().ask("one") == "{'from': 'an operator', 'text': 'one'}"
+    assert called == ["one", "one"]
+
+
+@pytest.mark.parametrize("own", [True, False])
+async def test_answers_are_sent_once_the_bot_api_is_back(own: bool) -> None:
+    """Also those that the router itself sends."""
+    router = make_router(MemoryStorage())
+    called = []
+
+    class Away(BotClient):
+        failures = 0
+
+        async def call(self, method: str, /, **params: Any) -> Any:
+            if method == "sendMessage" and params["text"] == "second" and self.failures < 5:
+                self.failures += 1
+                raise BotUnavailable(method, 502, "Bad Gateway")
+            return await super().call(method, **params)
+
+    @router.on(text())
+    async def answer(ctx: Context) -> None:
+        called.append(ctx.text)
+        ctx.answer("first")
+        ctx.answer("second")
+
+    async with BotAPI() as api:
+        running = Running(api, router, {})
+        alice = running.person()
+        async with Away(running.bot.token, api=api.url) as client:
+            running.options["client"] = client
+            if own:
+                router.send = Sender(client).send
+            await running.start()
+            await alice.send("hi")
+            assert [await alice.answer(), await alice.answer(timeout=30)] == ["first", "second"]
+            await running.stop()
+        assert client.failures == 5
+        assert called == ["hi"]
+        assert [each["text"] for each in alice.messages if each["from"]["is_bot"]] == ["first", "second"]
 
 
 async def test_a_refused_call_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
@@ -448,6 +627,33 @@ async def test_a_signal_stops_while_the_storage_is_away(only_the_inbox: bool, ca
         assert await alice.answer() == "got first"
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_a_stop_does_not_wait_for_a_conversation_that_is_held(tmp_path: Path, elsewhere: bool) -> None:
+    url = f"sqlite:///{tmp_path}/bot.db"
+    storage, other = open_storage(url), open_storage(url)
+    router = make_router(storage)
+
+    @router.on(text())
+    async def handler(ctx: Context) -> None:
+        ctx.answer(f"got {ctx.text}")
+
+    async with storage, other, polling(router) as running:
+        alice = running.person()
+        async with Slot(other if elsewhere else storage, "my_bot", (42, 42)):
+            await alice.send("first")
+            await until(lambda: not running.bot.updates.pending)
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert running.task is not None
+            await asyncio.wait_for(running.task, 5)
+        assert alice.last is None
+        # The stopped bot has left no claim.
+        async with asyncio.timeout(5), Slot(other, "my_bot", (42, 42)):
+            pass
+        # It is in the inbox.
+        await running.start()
+        assert await alice.answer() == "got first"
+
+
 class Strange(BaseException):
     pass
 
@@ -528,12 +734,47 @@ async def test_polling_while_a_webhook_is_set_is_refused() -> None:
             await run_polling(make_router(MemoryStorage()), bot.token, api=api.url)
 
 
+async def test_reactions_are_requested_if_a_handler_waits_for_them(caplog: pytest.LogCaptureFixture) -> None:
+    router, reactions = make_router(MemoryStorage()), list[str]()
+
+    @router.on(kind("message_reaction"))
+    async def reacted(ctx: Context) -> None:
+        reactions.append(ctx.update.event["new_reaction"][0]["emoji"])
+
+    @router.on(text())
+    async def greet(ctx: Context) -> None:
+        ctx.answer("Hello!")
+
+    async with polling(router) as running:
+        alice = running.person()
+        assert await alice.ask("Hi") == "Hello!"
+        await alice.react("👍")
+        await until(lambda: reactions)
+    assert reactions == ["👍"]
+    assert not caplog.messages
+    async with polling(router, allowed_updates=["message"]) as running:
+        assert await running.person().ask("Hi") == "Hello!"
+    assert caplog.messages == ["a handler waits for message_reaction, which allowed_updates does not name"]
+
+
+@pytest.mark.parametrize("allowed", ["message", 5, [5]])
+async def test_allowed_updates_must_be_a_list_of_texts(allowed: Any) -> None:
+    with pytest.raises(InvalidOption, match="allowed_updates takes a list of kinds"):
+        await run_polling(make_router(MemoryStorage()), "123:abc", allowed_updates=allowed)
+
+
 async def test_wrong_arguments() -> None:
     async with BotAPI() as api:
         with pytest.raises(BotApiError, match="the token is not valid"):
             await run_polling(make_router(MemoryStorage()), "123:nothing", api=api.url)
     with pytest.raises(InvalidOption, match="needs a router with a machine"):
         await run_polling(Router(), "123:abc")
+    nothing: Any = None
+    with pytest.raises(InvalidOption, match="needs a router with a machine"):
+        await run_polling(nothing, "123:abc")
+    for wrong in (0, "x", None, 1.5):
+        with pytest.raises(InvalidOption, match="in_flight must be at least 1"):
+            await run_polling(make_router(MemoryStorage()), "123:abc", in_flight=wrong)  # type: ignore[arg-type]
     with pytest.raises(InsideLoop):
         run_polling_sync(make_router(MemoryStorage()), "123:abc")
 

@@ -19,6 +19,7 @@ from stepwell.botfile import defines_router, load_router
 from stepwell.cli import main
 from stepwell.errors import UsageError
 from stepwell.playground.botapi import BotAPI
+from stepwell.telegram import BotClient
 
 ROOT = Path(__file__).parents[2]
 README = re.search(
@@ -222,6 +223,42 @@ async def test_a_taken_port_is_reported_before_the_webhook_is_registered(tmp_pat
     assert output.count("\n") == 1
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_a_storage_that_cannot_be_opened_is_reported_before_the_webhook_is_registered(
+    tmp_path: Path, workers: str
+) -> None:
+    (tmp_path / "bot.py").write_text(BOT)
+    async with BotAPI() as api:
+        bot = api.bot("my_bot")
+        arguments = ("run", "bot.py", "--webhook", "https://example.com/", "--port", "0", "--workers", workers)
+        async with command(
+            *arguments, "--storage", "sqlite:////nonexistent/bot.db", "--api", api.url,
+            folder=tmp_path, BOT_TOKEN=bot.token,
+        ) as run:  # fmt: skip
+            output = (await run.process.communicate())[0].decode()
+        assert run.process.returncode == 1
+        assert output.startswith("stepwell: ")
+        assert "/nonexistent" in output
+        assert output.count("\n") == 1
+        async with BotClient(bot.token, api=api.url) as client:
+            assert not (await client.call("getWebhookInfo"))["url"]
+
+
+async def test_a_webhook_gets_reactions_if_a_handler_waits_for_them(tmp_path: Path) -> None:
+    handler = "from stepwell.fsm import kind\n@router.on(kind('message_reaction'))\nasync def reacted(ctx): ...\n"
+    (tmp_path / "bot.py").write_text(f"{BOT}\n{handler}")
+    async with BotAPI() as api:
+        bot = api.bot("my_bot")
+        arguments = ("run", "bot.py", "--webhook", "http://127.0.0.1:1/hook", "--port", "0", "--api", api.url)
+        async with command(*arguments, folder=tmp_path, BOT_TOKEN=bot.token) as run:
+            await run.until("Ctrl-C stops it.")
+            async with BotClient(bot.token, api=api.url) as client:
+                kinds = (await client.call("getWebhookInfo"))["allowed_updates"]
+            await run.stop()
+    assert "message_reaction" in kinds
+    assert "message" in kinds
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "error"),
     [
@@ -259,6 +296,8 @@ async def test_several_workers_need_a_shared_storage(tmp_path: Path) -> None:
         ("x = 1", {"BOT_TOKEN": "1:a"}, "bot.py has no router; define router = Router(fsm), or make_router(storage)"),
         ("router = 1", {"BOT_TOKEN": "1:a"}, "bot.py: router is a int, not a Router"),
         ("def make_router(storage): return 1", {}, "bot.py: make_router(storage) returned a int, not a Router"),
+        ("def make_router(): return 1", {}, "bot.py: make_router must be a def function of the storage"),
+        ("async def make_router(storage): return 1", {}, "bot.py: make_router must be a def function of the storage"),
         ("from stepwell.fsm import Router\nrouter = Router()", {}, "the router of bot.py has no machine"),
         (BOT, {}, "no bot token was found"),
         (BOT, {"BOT_TOKEN": "secret"}, "does not have the form of a bot token"),

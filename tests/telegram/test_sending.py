@@ -73,10 +73,13 @@ async def test_a_call_that_cannot_be_sent_is_final_too(client: BotClient, chat: 
 
 
 async def test_an_unexpected_error_is_logged_and_final(
-    client: BotClient, chat: Person, caplog: pytest.LogCaptureFixture
+    client: BotClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    document = InputFile(content=b"x")
-    await Sender(client).send({"method": "sendDocument", "chat_id": 42, "document": document, "caption": "\ud800"})
+    async def failing(method: str, /, **params: Any) -> Any:
+        raise RuntimeError("a fault of the client")
+
+    monkeypatch.setattr(client, "call", failing)
+    await Sender(client).send({"method": "sendDocument", "chat_id": 42, "document": InputFile(content=b"x")})
     assert "sendDocument could not be sent" in caplog.text
 
 

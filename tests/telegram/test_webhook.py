@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,11 +14,11 @@ import pytest
 
 from examples import registration
 from stepwell import MemoryStorage
-from stepwell.errors import InvalidOption
+from stepwell.errors import BotUnavailable, InvalidOption
 from stepwell.fsm import FSM, Context, Router, command, text
 from stepwell.playground.botapi import BotAPI, Person
 from stepwell.telegram import BotClient, webhook
-from stepwell.testing import FaultyStorage
+from stepwell.testing import Clock, FaultyStorage
 from stepwell.web.serving import Serving
 from tests.backends import Backend
 
@@ -228,3 +229,190 @@ def test_wrong_arguments() -> None:
         webhook(Router(), secret_token=SECRET, token="123:abc")
     with pytest.raises(InvalidOption, match="secret_token must be 1 to 256 characters"):
         webhook(make_router(MemoryStorage()), secret_token="", token="123:abc")
+    nothing: Any = None
+    with pytest.raises(InvalidOption, match="secret_token must be 1 to 256 characters"):
+        webhook(make_router(MemoryStorage()), secret_token=nothing, token="123:abc")
+    with pytest.raises(InvalidOption, match="needs a router with a machine"):
+        webhook(nothing, secret_token=SECRET, token="123:abc")
+
+
+async def test_other_frameworks_may_pass_a_missing_header_and_a_body_as_text() -> None:
+    async with webhook(make_router(MemoryStorage()), secret_token=SECRET, token="123:abc") as app:
+        assert await app.handle(None, b"{}") == 403
+        assert await app.handle(SECRET, "{}") == 400
+        assert await app.handle(SECRET, '{"update_id": 1}') == 200
+        parsed: Any = {"update_id": 1}
+        with pytest.raises(InvalidOption, match="takes the body as bytes, got dict"):
+            await app.handle(SECRET, parsed)
+
+
+# The order of a chat
+
+
+class Interrupted(BotClient):
+    """A client whose Bot API can be unavailable, and that notes the texts it has sent."""
+
+    away = False
+
+    def __init__(self) -> None:
+        super().__init__("123:abc", api="http://127.0.0.1:9")
+        self.sent: list[str] = []
+
+    async def call(self, method: str, /, **params: Any) -> Any:
+        # The other tasks run meanwhile.
+        await asyncio.sleep(0.002)
+        if self.away:
+            raise BotUnavailable(method, 502, "Bad Gateway")
+        self.sent.append(params["text"])
+
+
+def message(number: int, text: str, chat: int = 42) -> bytes:
+    inside = {"message_id": number, "date": 0, "from": {"id": 42}, "chat": {"id": chat, "type": "private"}}
+    return json.dumps({"update_id": number, "message": {**inside, "text": text}}).encode()
+
+
+def button(number: int, data: str) -> bytes:
+    pressed = {"message_id": 1, "date": 1, "chat": {"id": 42, "type": "private"}}
+    query = {"id": "7", "from": {"id": 42}, "message": pressed, "data": data, "chat_instance": "1"}
+    return json.dumps({"update_id": number, "callback_query": query}).encode()
+
+
+def counting_router(storage: Any = None, *, changes: bool = True) -> tuple[Router, list[str]]:
+    router = make_router(MemoryStorage() if storage is None else storage)
+    handled: list[str] = []
+
+    @router.on()
+    async def answer(ctx: Context) -> None:
+        said = ctx.text or ctx.update.callback_data
+        handled.append(said)
+        if changes:
+            ctx.update_data(n=ctx.data.get("n", 0) + 1)
+        ctx.answer(f"{said} 1")
+        ctx.answer(f"{said} 2")
+
+    return router, handled
+
+
+async def test_updates_of_one_chat_are_answered_one_after_the_other_in_their_order() -> None:
+    router, _ = counting_router()
+    client = Interrupted()
+    async with webhook(router, secret_token=SECRET, client=client) as app:
+        bodies = [button(number, str(number)) if number % 2 else message(number, str(number)) for number in range(1, 7)]
+        assert await asyncio.gather(*(app.handle(SECRET, body) for body in bodies)) == [200] * 6
+        assert not app._last
+    assert client.sent == [f"{number} {part}" for number in range(1, 7) for part in (1, 2)]
+
+
+@pytest.mark.parametrize("changes", [True, False])
+@pytest.mark.parametrize("first", [0, 1])
+async def test_no_answer_is_lost_while_the_bot_api_is_unavailable(changes: bool, first: int) -> None:
+    router, handled = counting_router(changes=changes)
+    client = Interrupted()
+    bodies = [message(1, "message"), button(2, "button")]
+    async with webhook(router, secret_token=SECRET, client=client) as app:
+        client.away = True
+        # The second one waits for the first. It is not handled, or the record would forget the answers to the first.
+        assert await asyncio.gather(*(app.handle(SECRET, body) for body in bodies)) == [503, 503]
+        assert handled == ["message"]
+        assert await app.handle(SECRET, bodies[first]) == 503
+        client.away = False
+        # Telegram sends them again, in any order.
+        again = [bodies[first], bodies[1 - first]]
+        assert await asyncio.gather(*(app.handle(SECRET, body) for body in again)) == [200, 200]
+        assert not app._unanswered
+    assert handled == ["message", "button"]
+    assert client.sent == ["message 1", "message 2", "button 1", "button 2"]
+
+
+async def test_answers_that_were_sent_before_an_outage_are_not_repeated_after_it() -> None:
+    class Breaking(Interrupted):
+        async def call(self, method: str, /, **params: Any) -> Any:
+            await super().call(method, **params)
+            self.away = not self.sent[1:]
+
+    router, handled = counting_router()
+    client = Breaking()
+    async with webhook(router, secret_token=SECRET, client=client) as app:
+        assert await app.handle(SECRET, message(1, "one")) == 503
+        client.away = False
+        assert await app.handle(SECRET, message(1, "one")) == 200
+    assert (handled, client.sent) == (["one"], ["one 1", "one 2"])
+
+
+async def test_answers_are_not_repeated_after_an_outage_with_many_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["stepwell.telegram.webhook"], "REMEMBERED", 10)
+    router, handled = counting_router()
+    client = Interrupted()
+    bodies = [message(number, str(number), chat=number) for number in range(1, 31)]
+    async with webhook(router, secret_token=SECRET, client=client) as app:
+        client.away = True
+        assert await asyncio.gather(*(app.handle(SECRET, body) for body in bodies)) == [503] * 30
+        client.away = False
+        assert await asyncio.gather(*(app.handle(SECRET, body) for body in bodies)) == [200] * 30
+        assert not app._unanswered
+        for number in range(100, 130):
+            assert await app.handle(SECRET, message(number, "later", chat=number)) == 200
+        assert len(app._deliveries) == 10
+    assert len(handled) == 60
+    assert len(client.sent) == len(set(client.sent[:60])) + 60 == 120
+
+
+async def test_an_update_that_telegram_does_not_send_again_does_not_block_its_chat(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    storage = FaultyStorage(patience=0.01)
+    router, handled = counting_router(storage)
+    client = Interrupted()
+    async with webhook(router, secret_token=SECRET, client=client) as app:
+        storage.before = range(1 << 30)
+        assert await app.handle(SECRET, message(1, "one")) == 503
+        storage.before = ()
+        assert await app.handle(SECRET, message(2, "two")) == 200
+        client.away = True
+        assert await app.handle(SECRET, message(3, "three")) == 503
+        client.away = False
+        # Another process may have answered it since.
+        monkeypatch.setattr(sys.modules["stepwell.telegram.webhook"], "UNANSWERED", 0.0)
+        assert await app.handle(SECRET, message(4, "four")) == 200
+        assert not app._unanswered
+        assert not app._last
+    assert handled == ["two", "three", "four"]
+    assert client.sent == ["two 1", "two 2", "four 1", "four 2"]
+
+
+async def test_an_update_whose_write_may_have_been_applied_is_answered_before_the_next() -> None:
+    storage = FaultyStorage(patience=0.01)
+    router, handled = counting_router(storage)
+    client = Interrupted()
+    async with webhook(router, secret_token=SECRET, client=client) as app:
+        assert await app.handle(SECRET, message(1, "one")) == 200
+        # The claim is the next batch, the commit the one after it. Its result never arrives.
+        storage.after = range(len(storage.batches) + 2, 1 << 30)
+        assert await app.handle(SECRET, message(2, "two")) == 503
+        storage.after = ()
+        assert await app.handle(SECRET, button(3, "three")) == 200
+    assert handled == ["one", "two", "three"]
+    assert client.sent == ["one 1", "one 2", "two 1", "two 2", "three 1", "three 2"]
+
+
+async def test_errors_of_a_handler_are_final_even_if_they_look_temporary(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    router = Router(FSM("my_bot", storage=MemoryStorage(clock=clock), flows=[]))
+    handled = []
+
+    @router.on(text("unavailable"))
+    async def unavailable(ctx: Context) -> None:
+        handled.append(ctx.text)
+        raise BotUnavailable("sendMessage", 502, "Bad Gateway")
+
+    @router.on(text())
+    async def block(ctx: Context) -> None:
+        handled.append(ctx.text)
+        ctx.update_data(n=1)
+        clock.advance(31)
+
+    async with webhook(router, secret_token=SECRET, client=Interrupted()) as app:
+        assert await app.handle(SECRET, message(1, "unavailable")) == 200
+        assert [await app.handle(SECRET, message(2, "block")) for _ in range(4)] == [503, 503, 200, 200]
+    assert handled == ["unavailable", "block", "block", "block"]
+    assert [each.levelname for each in caplog.records].count("ERROR") == 2

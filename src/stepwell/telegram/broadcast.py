@@ -85,6 +85,11 @@ async def broadcast(
     ``BotApiError`` is raised only for refusals that concern all chats, such as an invalid token. After any of these
     errors, the same call resumes the broadcast.
     """
+    if not isinstance(flow_id, str) or not flow_id:
+        # Without an id, the same call would send the broadcast again.
+        raise InvalidOption(
+            f"broadcast(flow_id=...) takes the id of the broadcast, a text such as 'news-7', got {flow_id!r}"
+        )
     listed = None if chats is None else _checked_chats(chats)
     identity = {
         "chats": None if listed is None else _digest(sorted(map(str, listed))),

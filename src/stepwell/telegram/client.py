@@ -102,7 +102,7 @@ class BotClient:
         ``BotUnavailable`` if there was no usable answer within the patience of the client, and ``InvalidOption`` for
         parameters that cannot be sent.
         """
-        if not _METHOD.fullmatch(method):
+        if not isinstance(method, str) or not _METHOD.fullmatch(method):
             raise InvalidOption(f"{method!r} is not the name of a Bot API method; names are like 'sendMessage'")
         payload = pack(method, params)
         link = self._open()
@@ -131,7 +131,7 @@ class BotClient:
         began, failures, accepted = loop.time(), 0, link.accepted
         while True:
             answer = await self._attempt(link, call)
-            if answer.code == 200:
+            if answer.accepted:
                 link.answered()
                 if turn is not None and turn.messages:
                     link.queue.accepted()
@@ -164,15 +164,26 @@ class BotClient:
             parsed = from_json(body)
         except MalformedJSON:
             parsed = None
-        if not isinstance(parsed, dict):
+        ok = parsed.get("ok") if isinstance(parsed, dict) else None
+        if ok is True:
+            return _Answer(status, "", result=parsed.get("result"), accepted=True)
+        if ok is not False:
             # A proxy or another server has answered.
             wait = float(header) if header.isascii() and header.isdigit() else None
-            return _Answer(None if status == 200 else status, f"HTTP status {status}, no JSON", wait)
-        if parsed.get("ok") is True:
-            return _Answer(200, "", result=parsed.get("result"))
-        code, more = parsed.get("error_code", status), parsed.get("parameters") or {}
-        text = self._without_token(str(parsed.get("description", "no description")))
-        return _Answer(int(code), text, more.get("retry_after"), more.get("migrate_to_chat_id"))
+            return _Answer(None if status == 200 else status, f"HTTP status {status}, no answer of the Bot API", wait)
+        return self._error_in(parsed, status)
+
+    def _error_in(self, parsed: dict[str, Any], status: int) -> _Answer:
+        """Read an answer with ``"ok": false``. Fields of another type than Telegram's are ignored."""
+        code, text, more = parsed.get("error_code"), parsed.get("description"), parsed.get("parameters")
+        more = more if isinstance(more, dict) else {}
+        wait, migrate_to = more.get("retry_after"), more.get("migrate_to_chat_id")
+        return _Answer(
+            code if type(code) is int else status,
+            self._without_token(text) if isinstance(text, str) else "no description",
+            wait if isinstance(wait, int | float) and wait > 0 else None,
+            migrate_to if type(migrate_to) is int else None,
+        )
 
     def _refused(self, call: _Call, answer: _Answer) -> BotApiError:
         kind = BotBlocked if answer.code == 403 and call.to_chat else BotApiError
@@ -214,13 +225,14 @@ class _Call(NamedTuple):
 
 
 class _Answer(NamedTuple):
-    """One answer, ``code`` 200 if the call was accepted, ``None`` if there was none."""
+    """One answer; its ``code`` is ``None`` if the server gave none."""
 
     code: int | None
     text: str
     retry_after: float | None = None
     migrate_to: int | None = None
     result: Any = None
+    accepted: bool = False
 
 
 class _Link:
@@ -320,7 +332,18 @@ def _proxy_for(api: str) -> str | None:
     proxy = proxies.get(parts.scheme) or proxies.get("all")
     if not proxy or proxy_bypass(parts.hostname or ""):
         return None
-    return proxy if "://" in proxy else f"http://{proxy}"
+    proxy = proxy if "://" in proxy else f"http://{proxy}"
+    try:
+        valid = bool(_httpx.Proxy(proxy).url.host)
+    except (ValueError, _httpx.InvalidURL):
+        valid = False
+    if not valid:
+        # It is not shown, because it may have a password.
+        raise UsageError(
+            f"the environment has a proxy for {parts.hostname} that is not valid; set HTTPS_PROXY or ALL_PROXY to a "
+            "URL such as http://proxy.example.com:3128"
+        )
+    return proxy
 
 
 def _closed(method: str) -> BotUnavailable:

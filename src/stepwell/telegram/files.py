@@ -99,6 +99,9 @@ def pack(method: str, params: dict[str, Any]) -> Payload:
             for name, value in given.items()
             if name not in uploads and not isinstance(value, InputFile)
         }
+        for value in fields.values():
+            # A form is sent in UTF-8, which has no lone surrogates. UnicodeEncodeError is a ValueError.
+            value.encode()
     except (TypeError, ValueError, RecursionError) as error:
         if isinstance(error, InvalidOption):
             raise

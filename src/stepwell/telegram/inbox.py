@@ -46,6 +46,8 @@ class Inbox:
         )
         self._address = storage.address(INBOX, bot)
         self._seal = storage.seal(self._address)
+        #: The most bytes that all its updates may take.
+        self.limit: int = self._seal.limit
         #: Ids and checksums of the last batch of the previous process. Telegram sends that batch again if the process
         #: crashed before its next request.
         self._before: dict[str, str] = {}
@@ -104,6 +106,10 @@ class Inbox:
         self._finished.add(str(update_id))
         if self._timer is None:
             self._remove_after(TOGETHER)
+
+    def size_of(self, update: dict[str, Any]) -> int:
+        """Return about how many bytes an update takes."""
+        return len(to_json(update))
 
     async def close(self) -> None:
         """Remove the finished updates now, with one attempt. Raises ``StorageError``."""

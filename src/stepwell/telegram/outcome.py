@@ -5,20 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from stepwell.errors import BotUnavailable, Conflict, StorageError
+from stepwell import _portal
+from stepwell.errors import BotUnavailable, Busy, Conflict, RecordReplaced, StorageError
 from stepwell.fsm import Router, Update
+from stepwell.fsm.admin import forgotten_places
 from stepwell.storage.outage import OutageLog
 from stepwell.telegram.sending import Sender
 
-__all__ = ["TEMPORARY", "handle", "log_of_outages", "process", "sender_for_timers"]
+__all__ = ["TEMPORARY", "Unfinished", "chat_of", "log_of_outages", "sender_for_timers"]
 
 logger: logging.Logger = logging.getLogger("stepwell.telegram")
 
 #: Errors that the update did not cause. It is handled again later, and its changes are made once.
 TEMPORARY = (Conflict, StorageError, BotUnavailable)
+#: How often a handler is called whose commit is refused. A handler that blocks the event loop for longer than its lease
+#: loses the lease each time.
+ATTEMPTS = 3
 
 
 def log_of_outages() -> OutageLog:
@@ -26,33 +32,74 @@ def log_of_outages() -> OutageLog:
     return OutageLog(logger, "updates wait for the storage: %s", "updates are handled again, after %.0f s")
 
 
-async def handle(router: Router, update: Update) -> list[dict[str, Any]]:
-    """Handle an update, and return the calls to make.
+class Unfinished:
+    """An update until it is handled and answered, which may take several attempts."""
 
-    Raises only ``TEMPORARY`` errors. Any other error would recur with every delivery, so it is logged, without
-    the update's content, and the update counts as handled.
-    """
-    try:
-        return await router.handle(update)
-    except TEMPORARY:
-        raise
-    except (KeyboardInterrupt, GeneratorExit):
-        raise
-    except BaseException as error:
-        # SystemExit is included: the update stays in the inbox, so it would end every later start too. A handler may
-        # raise CancelledError itself.
-        task = asyncio.current_task()
-        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+    __slots__ = ("_conflicts", "calls", "update")
+
+    def __init__(self, update: Update) -> None:
+        self.update: Update = update
+        #: The calls that are not sent yet; ``None`` until the update is handled.
+        self.calls: deque[dict[str, Any]] | None = None
+        #: How often the storage refused the commit.
+        self._conflicts = 0
+
+    async def process(self, router: Router, sender: Sender, on_claim: Callable[[], None] | None = None) -> None:
+        """Handle the update and send its answers, or continue where the last attempt failed.
+
+        ``on_claim``: called once the conversation is claimed, before its handler.
+
+        Raises only ``TEMPORARY`` errors: call it again then. Any other error would recur with every attempt, so it is
+        logged, without the update's content, and the update is finished.
+        """
+        places: set[str] = set()
+        collecting = forgotten_places.set(places)
+        try:
+            if self.calls is None:
+                self.calls = deque(await router._collect(self.update, on_claim))
+            send = sender.send if router.send is None else router.send
+            while self.calls:
+                await _portal.call(send, self.calls[0])
+                self.calls.popleft()
+        except (KeyboardInterrupt, GeneratorExit):
             raise
-        logger.exception("the handler of update %s failed (key %s)", update.update_id, _key_of(router, update))
-        return []
+        except BaseException as error:
+            # SystemExit is included: the update stays in the inbox, so it would end every later start too. A handler
+            # may raise CancelledError itself.
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise
+            if self._is_temporary(error, places):
+                raise
+            key = _key_of(router, self.update)
+            logger.exception("the handler of update %s failed (key %s)", self.update.update_id, key)
+            self.calls = deque()
+        finally:
+            forgotten_places.reset(collecting)
+
+    def _is_temporary(self, error: BaseException, forgotten: set[str]) -> bool:
+        """Return whether another attempt may succeed. ``forgotten``: the records that the handler has deleted."""
+        if isinstance(error, StorageError):
+            # The outage may be the reason for earlier conflicts.
+            self._conflicts = 0
+            return True
+        if isinstance(error, BotUnavailable):
+            # Before the answers are sent, a client of the handler has raised it.
+            return self.calls is not None
+        if not isinstance(error, Conflict) or isinstance(error, Busy):
+            return isinstance(error, Conflict)
+        if isinstance(error, RecordReplaced) and error.place in forgotten:
+            error.add_note("fsm.forget() was called in this handler; do not change the conversation after it")
+            return False
+        self._conflicts += 1
+        return self._conflicts < ATTEMPTS
 
 
-async def process(router: Router, sender: Sender, update: Update) -> None:
-    """Handle an update and send its answers. Raises only ``TEMPORARY`` errors: retry the update then."""
-    calls = await handle(router, update)
-    if router.send is None:
-        await sender.send_all(calls)
+def chat_of(update: Update) -> Any:
+    """Return the chat whose updates are handled one after the other: its id, else the user, else the update alone."""
+    if update.chat is not None:
+        return update.chat.id
+    return ("user", update.user.id) if update.user is not None else ("update", update.update_id)
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Coroutine, Iterator, Sequence
+from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from stepwell.fsm import Router, Update, keys
 from stepwell.record import Address
 from stepwell.telegram.client import BotClient
 from stepwell.telegram.inbox import Inbox
-from stepwell.telegram.outcome import TEMPORARY, handle, log_of_outages
+from stepwell.telegram.outcome import TEMPORARY, Unfinished, chat_of, log_of_outages
 from stepwell.telegram.sending import Sender
 
 __all__ = ["Poller"]
@@ -38,6 +39,8 @@ BATCH = 100
 CATCH_UP = 5.0
 #: Seconds before a retry after a temporary failure: the first pause, and the longest.
 PAUSES = (0.1, 30.0)
+#: Seconds between two warnings about dropped updates of one chat.
+WARN_EVERY = 60.0
 #: With these keys, updates of one key come from one chat.
 _KEYS_WITH_CHAT = (keys.ChatUser, keys.Chat, keys.ChatTopic, keys.ChatTopicUser)
 
@@ -51,6 +54,22 @@ class _Queued(NamedTuple):
     #: Set when the earlier update of the same key is finished; ``None`` if there is none.
     earlier: asyncio.Future[None] | None
     finished: asyncio.Future[None] | None
+    #: Its size in the inbox, in bytes, if it waits for another one of its chat.
+    size: int
+
+
+class _Queue:
+    """The unfinished updates of one chat. The first one is being handled."""
+
+    __slots__ = ("dropped", "size", "updates", "warned_at")
+
+    def __init__(self, first: _Queued) -> None:
+        self.updates: deque[_Queued] = deque((first,))
+        #: The size of the waiting updates.
+        self.size: int = 0
+        #: The number of dropped updates since the last warning, and its time on the clock of the loop.
+        self.dropped: int = 0
+        self.warned_at: float = -WARN_EVERY
 
 
 class Poller:
@@ -65,18 +84,22 @@ class Poller:
         self._client = client
         self._allowed = None if allowed_updates is None else list(allowed_updates)
         self._in_flight = in_flight
-        #: How many waiting updates of one chat count. All of them are bounded by the largest size of the inbox.
+        #: How many unfinished updates of one chat count for ``in_flight``.
         self._share = max(in_flight // 100, 1)
         self._outage = log_of_outages()
         self._inbox = Inbox(router.fsm.storage, router.fsm.bot, self._outage)
-        #: Updates that wait for an earlier one of the same chat.
-        self._queues: dict[Any, deque[_Queued]] = {}
+        #: The most bytes of waiting updates. The other half of the inbox is for updates that are being handled.
+        self._most_waiting = self._inbox.limit // 2
+        self._waiting = 0
+        self._queues: dict[Any, _Queue] = {}
         self._key_spans_chats = type(router.fsm.key) not in _KEYS_WITH_CHAT
         #: The last update of each key that is not finished.
         self._last_of_key: dict[Any, asyncio.Future[None]] = {}
         #: The task of each chat with a queue.
         self._tasks: dict[Any, asyncio.Task[None]] = {}
         self._unfinished = 0
+        #: The tasks of updates that wait for their conversation.
+        self._unclaimed: set[asyncio.Task[Any]] = set()
         self._stopping = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
@@ -85,7 +108,13 @@ class Poller:
         """Stop fetching and let running handlers finish. A second call cancels them."""
         if self._stopping.is_set():
             self._cancel()
+        self._stop()
+
+    def _stop(self) -> None:
         self._stopping.set()
+        # Another process may hold their conversations for long. The updates stay in the inbox.
+        for task in self._unclaimed:
+            task.cancel()
 
     async def run(self) -> None:
         """Fetch and handle updates until ``stop``."""
@@ -101,7 +130,7 @@ class Poller:
                     break
                 updates = fetched.result()
                 for update in self._inbox.select(updates):
-                    self._start(update)
+                    self._start(update, new=True)
                 if not poll:
                     self._hold_timers_of([*loaded, *updates])
                     poll = POLL
@@ -109,7 +138,7 @@ class Poller:
                     await self._keep(updates)
                     offset = updates[-1]["update_id"] + 1
         finally:
-            self._stopping.set()
+            self._stop()
             stopped.cancel()
             await self._end()
 
@@ -160,7 +189,7 @@ class Poller:
         assert fsm is not None
         held: dict[Address, asyncio.Task[None]] = {}
         for update in map(Update.of, updates):
-            task, key = self._tasks.get(_chat_of(update)), self._key_of(update)
+            task, key = self._tasks.get(chat_of(update)), self._key_of(update)
             if task is not None and key is not None:
                 with contextlib.suppress(StepwellError):
                     held[fsm.storage.address(fsm.bot, key)] = task
@@ -200,48 +229,81 @@ class Poller:
             if await self._stopped_within(backoff(failures, *PAUSES)):
                 return
 
-    def _start(self, update: dict[str, Any]) -> None:
-        """Handle an update now, or after the earlier ones of its chat."""
+    def _start(self, update: dict[str, Any], *, new: bool = False) -> None:
+        """Handle an update now, or after the earlier ones of its chat. A new one is dropped if they take too much."""
         seen = Update.of(update)
-        chat, key, finished = _chat_of(seen), None, None
+        chat, key, finished, size = chat_of(seen), None, None, 0
+        queue = self._queues.get(chat)
+        if queue is not None:
+            size = self._inbox.size_of(update)
+            # At most what is left for the others, so that any number of such chats leave some.
+            if new and queue.size + size > self._most_waiting - self._waiting:
+                self._drop(chat, queue, update)
+                return
+            queue.size += size
+            self._waiting += size
         if self._key_spans_chats and (key := self._key_of(seen)) is not None:
             finished = asyncio.get_running_loop().create_future()
-        queued = _Queued(seen, key, self._last_of_key.get(key), finished)
+        queued = _Queued(seen, key, self._last_of_key.get(key), finished, size)
         if finished is not None:
             self._last_of_key[key] = finished
-        queue = self._queues.get(chat)
-        if queue is None or len(queue) < self._share:
+        if queue is None or len(queue.updates) < self._share:
             self._unfinished += 1
             if self._unfinished >= self._in_flight:
                 self._room.clear()
         if queue is not None:
-            queue.append(queued)
+            queue.updates.append(queued)
             return
-        self._queues[chat] = deque((queued,))
+        self._queues[chat] = _Queue(queued)
         self._tasks[chat] = asyncio.create_task(self._work(chat), name=f"stepwell-chat-{chat}")
+
+    def _drop(self, chat: Any, queue: _Queue, update: dict[str, Any]) -> None:
+        """Drop a new update of a chat whose waiting updates take too much of the inbox."""
+        # It is confirmed to Telegram with its batch, and not kept.
+        self._inbox.finish(update["update_id"])
+        queue.dropped += 1
+        now = asyncio.get_running_loop().time()
+        if now - queue.warned_at >= WARN_EVERY:
+            queue.warned_at = now
+            self._warn_of_dropped(chat, queue)
+
+    def _warn_of_dropped(self, chat: Any, queue: _Queue) -> None:
+        logger.warning(
+            "%d new updates of chat %s were dropped, because its waiting updates take too much of the inbox; make its "
+            "handlers faster, or move long work to a durable run",
+            queue.dropped, chat,
+        )  # fmt: skip
+        queue.dropped = 0
 
     async def _work(self, chat: Any) -> None:
         """Handle the updates of one chat in order."""
         queue = self._queues[chat]
+        updates = queue.updates
         try:
-            while queue:
-                update, key, earlier, finished = queue[0]
+            while updates:
+                update, key, earlier, finished, _ = updates[0]
                 if earlier is not None:
                     await self._wait_for(earlier)
                 # After stop(), waiting updates stay in the inbox.
                 if self._stopping.is_set() or not await self._process(update):
                     break
-                queue.popleft()
+                updates.popleft()
+                if updates:
+                    queue.size -= updates[0].size
+                    self._waiting -= updates[0].size
                 self._inbox.finish(update.raw["update_id"])
                 if finished is not None:
                     finished.set_result(None)
                     if self._last_of_key[key] is finished:
                         del self._last_of_key[key]
-                if len(queue) < self._share:
+                if len(updates) < self._share:
                     self._unfinished -= 1
                     if self._unfinished == self._in_flight - 1:
                         self._room.set()
         finally:
+            if queue.dropped:
+                self._warn_of_dropped(chat, queue)
+            self._waiting -= queue.size
             del self._queues[chat], self._tasks[chat]
 
     def _key_of(self, update: Update) -> Any:
@@ -264,21 +326,24 @@ class Poller:
 
     async def _process(self, update: Update) -> bool:
         """Handle an update and send its answers; return whether that is finished."""
-        calls: deque[dict[str, Any]] | None = None
+        unfinished = Unfinished(update)
         failures = 0
+        task = asyncio.current_task()
+        assert task is not None
+        on_claim = partial(self._unclaimed.discard, task)
         while True:
+            if unfinished.calls is None:
+                self._unclaimed.add(task)
             try:
-                if calls is None:
-                    calls = deque(await handle(self._router, update))
-                while calls and self._router.send is None:
-                    await self.sender.send(calls[0])
-                    calls.popleft()
+                await unfinished.process(self._router, self.sender, on_claim)
                 return True
             except TEMPORARY as error:
                 if isinstance(error, StorageError):
                     self._outage.failed(error)
                 else:
                     logger.warning("retrying update %s: %s", update.update_id, error)
+            finally:
+                on_claim()
             failures += 1
             if await self._stopped_within(backoff(failures, *PAUSES)):
                 return False
@@ -307,13 +372,6 @@ async def _first(awaited: Coroutine[Any, Any, Any] | asyncio.Task[Any], stopped:
 
 def _is_update(found: object) -> bool:
     return isinstance(found, dict) and type(found.get("update_id")) is int
-
-
-def _chat_of(update: Update) -> Any:
-    """Return the queue of an update: its chat, else its user, else a queue of its own."""
-    if update.chat is not None:
-        return update.chat.id
-    return ("user", update.user.id) if update.user is not None else ("update", update.update_id)
 
 
 def _polling_error(error: BotApiError) -> Exception:

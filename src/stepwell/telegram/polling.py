@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import logging
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from stepwell.errors import InsideLoop, InvalidOption
 from stepwell.fsm import Router
+from stepwell.fsm.update import ON_REQUEST
 from stepwell.telegram.client import TELEGRAM, BotClient
 from stepwell.telegram.limits import SendLimits
 from stepwell.telegram.outcome import sender_for_timers
@@ -19,6 +21,8 @@ from stepwell.telegram.sending import OnSendError, Sender
 from stepwell.telegram.token import find_token
 
 __all__ = ["run_polling", "run_polling_sync"]
+
+logger: logging.Logger = logging.getLogger("stepwell.telegram")
 
 #: The thresholds of the garbage collector in a process that only runs a bot.
 GARBAGE = (10_000, 20, 20)
@@ -45,22 +49,25 @@ async def run_polling(
 
     Updates of one chat are handled and answered in order, different chats concurrently. A fetched update is kept in
     the storage until it is handled and answered, so it survives a kill. ``in_flight``: stop fetching while this
-    many are unfinished; one chat counts for at most a hundredth of it, so that a flood in one chat stops no other.
+    many are unfinished; one chat counts for at most a hundredth of it, so that a flood in one chat stops no other. If
+    the waiting updates of one chat take a quarter of the inbox, its new updates are dropped with a warning.
     ``on_send_error(call, error)``: called for a call that Telegram refused permanently.
+    ``allowed_updates``: the kinds of update to request; by default ``router.allowed_updates``.
     ``on_start(me)``: called with the bot's user before the first request for updates.
 
     A signal lets running handlers finish; a second one cancels them, and their updates are handled after the next
     start. Raises ``BotApiError`` if the token is not valid, and ``UsageError`` if another process polls or a webhook is
     set.
     """
-    if router.fsm is None:
+    if not isinstance(router, Router) or router.fsm is None:
         raise InvalidOption("run_polling() needs a router with a machine: Router(fsm)")
-    if in_flight < 1:
+    if isinstance(in_flight, bool) or not isinstance(in_flight, int) or in_flight < 1:
         raise InvalidOption(f"in_flight must be at least 1, got {in_flight!r}")
+    allowed = router.allowed_updates if allowed_updates is None else _checked_kinds(router, allowed_updates)
     own = client is None
     client = client or BotClient(token or find_token(), api=api, limits=limits)
     try:
-        poller = Poller(router, client, Sender(client, on_send_error=on_send_error), allowed_updates, in_flight)
+        poller = Poller(router, client, Sender(client, on_send_error=on_send_error), allowed, in_flight)
         me = await client.call("getMe")
         with sender_for_timers(router, poller.sender), poller.holding_timers():
             async with router.fsm:
@@ -92,6 +99,17 @@ def run_polling_sync(router: Router, token: str | None = None, **options: Any) -
     # Not in the except block: its error would be shown as the context of every error of a handler.
     _collect_less_often()
     asyncio.run(run_polling(router, token, **options))
+
+
+def _checked_kinds(router: Router, allowed: Sequence[str]) -> list[str]:
+    """Return the kinds to request. Warns of a kind that a handler waits for and that Telegram would not send."""
+    listed = list(allowed) if isinstance(allowed, Iterable) and not isinstance(allowed, str) else []
+    if not all(isinstance(each, str) for each in listed) or not (listed or isinstance(allowed, list | tuple)):
+        raise InvalidOption(f"allowed_updates takes a list of kinds of update, such as ['message'], got {allowed!r}")
+    missing = ON_REQUEST.intersection(router.allowed_updates or ()).difference(listed)
+    if missing:
+        logger.warning("a handler waits for %s, which allowed_updates does not name", ", ".join(sorted(missing)))
+    return listed
 
 
 def _collect_less_often() -> None:

@@ -12,11 +12,11 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from hashlib import blake2b
 from typing import Any, TypeAlias
 
-from stepwell.errors import InvalidOption, StepwellError, StorageError
+from stepwell.errors import InvalidOption, OutcomeUnknown, StepwellError, StorageError
 from stepwell.fsm import Router, Update
 from stepwell.telegram.client import TELEGRAM, BotClient
 from stepwell.telegram.limits import SendLimits
-from stepwell.telegram.outcome import TEMPORARY, log_of_outages, process, sender_for_timers
+from stepwell.telegram.outcome import TEMPORARY, Unfinished, chat_of, log_of_outages, sender_for_timers
 from stepwell.telegram.sending import OnSendError, Sender
 from stepwell.telegram.token import find_token
 
@@ -34,6 +34,9 @@ MAX_BODY = 1024 * 1024
 REMEMBERED = 1000
 #: Seconds for one call. Telegram ends a delivery that takes much longer, and repeats it.
 PATIENCE = 20.0
+#: Seconds for which the next update of a chat first sends the answers to an earlier one that were not sent. Telegram
+#: repeats an update after at most about a minute, so it has sent the earlier one again by then.
+UNANSWERED = 120.0
 _HEADER = b"x-telegram-bot-api-secret-token"
 
 
@@ -58,16 +61,35 @@ def webhook(
     - 200: the update was handled and answered, or failed permanently, which is logged;
     - 503: the storage or the Bot API is unavailable, or the conversation is busy. Telegram sends the update again.
 
+    Updates of one chat are handled and answered one after the other, in the order of their arrival. If one of them gets
+    503, those that wait for it get 503 too, and are not handled.
+
     ASGI's lifespan opens the machine and the client; where the server does not pass it on (a mounted application),
-    use ``async with app:``. Without ``token`` it is read as by ``run_polling``.
+    use ``async with app:``. Without ``token`` it is read as by ``run_polling``. Pass ``router.allowed_updates`` to
+    setWebhook if handlers wait for reactions or members.
     """
-    if router.fsm is None:
+    if not isinstance(router, Router) or router.fsm is None:
         raise InvalidOption("webhook() needs a router with a machine: Router(fsm)")
-    if not re.fullmatch(r"[A-Za-z0-9_-]{1,256}", secret_token):
+    if not isinstance(secret_token, str) or not re.fullmatch(r"[A-Za-z0-9_-]{1,256}", secret_token):
         raise InvalidOption("secret_token must be 1 to 256 characters of A-Z, a-z, 0-9, _ and -")
     own = client is None
     client = client or BotClient(token or find_token(), api=api, limits=limits, patience=PATIENCE)
     return Webhook(router, Sender(client, on_send_error=on_send_error), client if own else None, secret_token, max_body)
+
+
+class _Delivery:
+    """An update that Telegram delivers, over all its deliveries."""
+
+    __slots__ = ("chat", "failed_at", "response", "unfinished")
+
+    def __init__(self, update: Update) -> None:
+        self.chat: Any = chat_of(update)
+        #: ``None`` once the update is answered.
+        self.unfinished: Unfinished | None = Unfinished(update)
+        #: The status for the last delivery.
+        self.response: asyncio.Task[int] | None = None
+        #: When the answers could not be sent, on the clock of the loop.
+        self.failed_at: float = 0.0
 
 
 class Webhook:
@@ -84,7 +106,11 @@ class Webhook:
         self._max_body = max_body
         self._stack: contextlib.AsyncExitStack | None = None
         #: Deliveries by the hash of their content. Telegram repeats a slow delivery, and one whose response was lost.
-        self._deliveries: dict[bytes, asyncio.Task[int]] = {}
+        self._deliveries: dict[bytes, _Delivery] = {}
+        #: The last response of each chat that is under way. The next update of the chat waits for it.
+        self._last: dict[Any, asyncio.Task[int]] = {}
+        #: For each chat, the update that is handled and could not be answered; the oldest failure first.
+        self._unanswered: dict[Any, _Delivery] = {}
         self._outage = log_of_outages()
 
     async def __aenter__(self) -> Webhook:
@@ -111,12 +137,19 @@ class Webhook:
             await send({"type": "http.response.start", "status": status, "headers": headers})
             await send({"type": "http.response.body", "body": b""})
 
-    async def handle(self, secret: str, body: bytes) -> int:
-        """Return the HTTP status for a request with this secret header and body. For other web frameworks."""
+    async def handle(self, secret: str | None, body: bytes | str) -> int:
+        """Return the HTTP status for a request with this secret header and body. For other web frameworks.
+
+        ``secret`` is ``None`` if the request has no such header. Raises ``InvalidOption`` for a body that was parsed.
+        """
         # A framework may decode a header that is not UTF-8 with lone surrogates.
-        if not self._is_secret(secret.encode(errors="replace")):
+        if not self._is_secret((secret or "").encode(errors="replace")):
             return 403
-        return await self._deliver(body)
+        if isinstance(body, str):
+            body = body.encode(errors="surrogatepass")
+        if not isinstance(body, bytes | bytearray):
+            raise InvalidOption(f"Webhook.handle(secret, body) takes the body as bytes, got {type(body).__name__}")
+        return await self._deliver(bytes(body))
 
     def _is_secret(self, secret: bytes) -> bool:
         return hmac.compare_digest(secret, self._secret)
@@ -132,31 +165,84 @@ class Webhook:
         if not isinstance(update, dict) or type(update.get("update_id")) is not int:
             return 400
         content = blake2b(body, digest_size=16).digest()
-        delivery = self._deliveries.get(content)
-        if delivery is None or delivery.get_loop() is not asyncio.get_running_loop():
-            delivery = self._deliveries[content] = asyncio.create_task(self._process(content, update))
-            if len(self._deliveries) > REMEMBERED:
-                oldest = next(iter(self._deliveries))
-                if self._deliveries[oldest].done():
-                    del self._deliveries[oldest]
+        delivery, loop = self._deliveries.get(content), asyncio.get_running_loop()
+        if delivery is None or (delivery.response is not None and delivery.response.get_loop() is not loop):
+            delivery = _Delivery(Update.of(update))
+            self._remember(content, delivery)
+        if delivery.response is None or _has_failed(delivery.response):
+            previous = self._last.get(delivery.chat)
+            if previous is not None and previous.get_loop() is not loop:
+                previous = None
+            delivery.response = loop.create_task(self._process(delivery, previous))
+            self._last[delivery.chat] = delivery.response
         # A cancelled request does not cancel the handling for its other deliveries.
-        return await asyncio.shield(delivery)
+        return await asyncio.shield(delivery.response)
 
-    async def _process(self, content: bytes, update: dict[str, Any]) -> int:
+    def _remember(self, content: bytes, delivery: _Delivery) -> None:
+        self._deliveries[content] = delivery
+        # Two for each new one, so that there are not too many for long after an outage.
+        for _ in range(2):
+            if len(self._deliveries) <= REMEMBERED:
+                return
+            oldest = next(iter(self._deliveries))
+            each = self._deliveries.pop(oldest)
+            under_way = each.response is None or not each.response.done()
+            if under_way or self._unanswered.get(each.chat) is each:
+                self._deliveries[oldest] = each
+
+    async def _process(self, delivery: _Delivery, previous: asyncio.Task[int] | None) -> int:
+        """Handle and answer an update after the previous one of its chat, and return the status."""
+        chat = delivery.chat
         try:
-            await process(self.router, self.sender, Update.of(update))
+            if previous is not None:
+                await asyncio.wait((previous,))
+                if _has_failed(previous):
+                    # Telegram sends both again. Handled now, it could overtake the previous one.
+                    return 503
+            self._drop_old_unanswered()
+            earlier = self._unanswered.get(chat)
+            if earlier is not None and earlier is not delivery:
+                # A record remembers the answers to its newest update only.
+                await self._finish(earlier)
+            await self._finish(delivery)
         except TEMPORARY as error:
             if isinstance(error, StorageError):
                 self._outage.failed(error)
-            else:
-                logger.warning("update %s is not handled and will be delivered again: %s", update["update_id"], error)
-            self._deliveries.pop(content, None)
+            elif delivery.unfinished is not None:
+                number = delivery.unfinished.update.update_id
+                logger.warning("update %s is not answered and will be delivered again: %s", number, error)
             return 503
-        except BaseException:
-            self._deliveries.pop(content, None)
-            raise
+        finally:
+            if self._last.get(chat) is asyncio.current_task():
+                del self._last[chat]
         self._outage.worked()
         return 200
+
+    async def _finish(self, delivery: _Delivery) -> None:
+        """Handle and answer an update, unless that is done. Raises only ``TEMPORARY`` errors."""
+        unfinished = delivery.unfinished
+        if unfinished is None:
+            return
+        try:
+            await unfinished.process(self.router, self.sender)
+        except TEMPORARY as error:
+            if unfinished.calls is not None or isinstance(error, OutcomeUnknown):
+                # Handled, or perhaps handled.
+                self._unanswered.pop(delivery.chat, None)
+                self._unanswered[delivery.chat] = delivery
+                delivery.failed_at = asyncio.get_running_loop().time()
+            raise
+        delivery.unfinished = None
+        if self._unanswered.get(delivery.chat) is delivery:
+            del self._unanswered[delivery.chat]
+
+    def _drop_old_unanswered(self) -> None:
+        now = asyncio.get_running_loop().time()
+        while self._unanswered:
+            chat, delivery = next(iter(self._unanswered.items()))
+            if now - delivery.failed_at < UNANSWERED:
+                return
+            del self._unanswered[chat]
 
     async def _respond(self, scope: Message, receive: Receive) -> int:
         if scope["method"] != "POST":
@@ -184,3 +270,10 @@ class Webhook:
         await receive()
         await self.__aexit__()
         await send({"type": "lifespan.shutdown.complete"})
+
+
+def _has_failed(response: asyncio.Task[int]) -> bool:
+    """Return whether the update of a response is not answered and no longer under way."""
+    if not response.done():
+        return False
+    return response.cancelled() or response.exception() is not None or response.result() != 200

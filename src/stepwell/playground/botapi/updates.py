@@ -7,12 +7,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from stepwell.fsm.update import ON_REQUEST
 from stepwell.playground.botapi.refusal import Refusal
 
 __all__ = ["Pending", "UpdateQueue"]
-
-#: Kinds that a bot gets only if ``allowed_updates`` names them.
-ON_REQUEST = frozenset({"chat_member", "message_reaction", "message_reaction_count"})
 
 
 @dataclass(slots=True, eq=False)
