@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 
 from stepwell import MemoryStorage, StateStorage, Storage
-from stepwell.errors import FlowChanged, InvalidOption, RunCancelled, RunExists, RunFinished, UnknownRun
+from stepwell.errors import (
+    FlowChanged,
+    InvalidOption,
+    RecordReplaced,
+    RunCancelled,
+    RunExists,
+    RunFinished,
+    RunReplaced,
+    UnknownRun,
+)
 from stepwell.nodes import BatchNode, Event, Node, NodeFlow, RunHandle, Sleep, Wait, linear, parallel, step, worker
 from stepwell.nodes.engine import lease, mail
 from stepwell.nodes.engine.journal import Journal
@@ -71,6 +80,52 @@ async def test_a_cancelled_run_is_kept_with_its_reason_and_never_continues(stora
     assert (await flow.status("r")).reason == "not needed"
     assert await storage.due(RUNS) == []
     assert await parts_of(storage) == set()
+
+
+@pytest.mark.parametrize("reason", [5, ["a"], {"code": 3}, b"x"])
+async def test_a_reason_that_is_not_a_text_is_refused_before_anything_is_written(storage: Storage, reason: Any) -> None:
+    gate = Gate()
+    waiting = linear(Wait("x"), name="waiting", storage=storage)
+    flow = linear(gate, Say([], "a"), storage=storage, keep=True)
+    await parked(waiting.run(flow_id="w"))
+    running = await begun(flow, gate)
+    for each, flow_id in ((waiting, "w"), (flow, "r")):
+        with pytest.raises(InvalidOption, match="give a text"):
+            await each.cancel(flow_id, reason)
+    gate.opened.set()
+    assert (await running)["said"] == ["a"]
+    assert (await waiting.status("w")).status == "parked"
+    assert await parts_of(storage, "w") == set()
+
+
+async def test_a_runner_logs_mail_that_is_malformed_once(storage: Storage, caplog: pytest.LogCaptureFixture) -> None:
+    gate = Gate()
+    flow = linear(gate, Say([], "a"), Say([], "b"), storage=storage)
+    running = await begun(flow, gate)
+    await send_cancel(storage, reason=5)  # type: ignore[arg-type]
+    await send_cancel(storage, reason=6)  # type: ignore[arg-type]
+    gate.opened.set()
+    assert (await running)["said"] == ["a", "b"]
+    ignored = [record.getMessage() for record in caplog.records if "is ignored" in record.getMessage()]
+    assert len(ignored) == 2
+    assert all("of run 'r'" in each and "`$.reason`" in each for each in ignored)
+
+
+async def test_a_run_whose_state_was_replaced_is_not_cancelled_or_paused(storage: Storage) -> None:
+    gate = Gate()
+    waiting = linear(Wait("x"), name="waiting", storage=storage)
+    flow = linear(gate, storage=storage)
+    await parked(waiting.run(flow_id="w"))
+    running = await begun(flow, gate)
+    for each, flow_id in ((waiting, "w"), (flow, "r")):
+        await StateStorage(storage).update_state(flow_id, {"n": 1})
+        for act in (each.cancel, each.pause, each.status):
+            with pytest.raises(RunReplaced):
+                await act(flow_id)
+        assert await StateStorage(storage).get_state(flow_id) == {"n": 1}
+    gate.opened.set()
+    with pytest.raises(RecordReplaced):
+        await running
 
 
 async def test_a_cancelled_run_is_removed_after_a_day_or_when_its_flow_says(backend: Backend, clock: Clock) -> None:

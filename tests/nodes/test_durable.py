@@ -12,6 +12,7 @@ import pytest
 import stepwell
 from stepwell import MemoryStorage, State, StateStorage, Storage, copy_records
 from stepwell.errors import (
+    Busy,
     CorruptRecord,
     EncodeError,
     InvalidOption,
@@ -272,11 +273,68 @@ async def test_only_one_of_two_concurrent_starts_or_resumes_runs_the_run(storage
 
 async def test_a_claim_without_a_run_is_not_a_run(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its starter died before the start row."""
-    await storage.perform(Claim(storage.address(RUNS, "r"), "dead", 0.2))
     flow = linear(Say([], "a"), storage=storage)
-    with pytest.raises(RunExists):
-        await flow.run(flow_id="r")
+    await storage.perform(Claim(storage.address(RUNS, "r"), "dead", 0.2))
+    assert await flow.run(flow_id="r") == {"said": ["a"]}
+    await storage.perform(Claim(storage.address(RUNS, "r"), "dead", 0.2))
     assert await flow.run(flow_id="r", if_exists="resume") == {"said": ["a"]}
+    await storage.perform(Claim(storage.address(RUNS, "r"), "held", 5))
+    monkeypatch.setattr(lease, "LEASE", -1.8)
+    with pytest.raises(RunBusy):
+        await flow.run(flow_id="r")
+
+
+async def test_calls_for_an_unknown_run_do_not_keep_it_from_starting(storage: Storage) -> None:
+    flow = linear(Say([], "a"), storage=storage)
+
+    async def resume() -> None:
+        while True:
+            with contextlib.suppress(UnknownRun, RunFinished):
+                await flow.resume("r")
+            await asyncio.sleep(0)
+
+    calls = [asyncio.create_task(resume()) for _ in range(3)]
+    try:
+        for _ in range(20):
+            assert await flow.run(flow_id="r") == {"said": ["a"]}
+    finally:
+        for call in calls:
+            call.cancel()
+        await asyncio.wait(calls)
+
+
+async def test_one_of_two_concurrent_starts_raises_even_if_the_run_is_short(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second call finds a claim, and neither a record before the start row nor one after the end."""
+    waits, original = asyncio.Event(), storage.perform
+
+    async def perform(operation: Any) -> Any:
+        if isinstance(operation, Apply):
+            await waits.wait()
+        result = await original(operation)
+        if isinstance(operation, Get):
+            waits.set()
+        return result
+
+    ran: list[str] = []
+    flow = linear(Say(ran, "a"), storage=storage)
+    monkeypatch.setattr(storage, "perform", perform)
+    outcomes = await asyncio.gather(*(flow.run(flow_id="r") for _ in range(2)), return_exceptions=True)
+    assert {type(outcome) for outcome in outcomes} == {dict, RunExists}
+    assert ran == ["r/a/1"]
+
+
+@pytest.mark.parametrize("call", ["run", "resume"])
+async def test_a_node_that_finds_something_busy_fails_with_its_own_error(storage: Storage, call: str) -> None:
+    flow = linear(Say([], "a", fails=[Busy("elsewhere", 1.0), Busy("elsewhere", 1.0)]), storage=storage)
+    with pytest.raises(Busy) as caught:
+        await flow.run(flow_id="r")
+    if call == "resume":
+        with pytest.raises(Busy) as caught:
+            await flow.resume("r")
+    assert type(caught.value) is Busy
+    assert (await flow.status("r")).status == "failed"
 
 
 async def test_unknown_and_finished_runs_raise_different_errors(storage: Storage) -> None:
@@ -543,6 +601,150 @@ async def test_fields_that_are_merged_from_outside_survive(storage: Storage) -> 
     with pytest.raises(Boom):
         await flow.run({"x": 1}, flow_id="r")
     assert await flow.resume("r") == {"x": 1, "outside": 1, "said": ["b"]}
+
+
+@pytest.mark.parametrize("wrong", [None, 5, b"r"])
+async def test_ids_that_are_not_texts_are_refused(storage: Storage, wrong: Any) -> None:
+    flow = linear(Say([], "a"), storage=storage)
+    for call in (
+        *(flow.status(wrong), flow.cancel(wrong), flow.pause(wrong), flow.resume(wrong)),
+        *(flow.answer(wrong, 1), flow.answer(wrong, 1, run=True), flow.signal(wrong, "paid"), flow.retry([wrong])),
+    ):
+        with pytest.raises(InvalidOption, match=r"flow_id=.*: give a non-empty string"):
+            await call
+    with pytest.raises(InvalidOption, match="flow_ids=5: give a list of ids"):
+        await flow.retry(5)  # type: ignore[arg-type]
+
+
+async def test_params_that_are_not_a_dict_are_refused(storage: Storage) -> None:
+    class Starts(Node):
+        async def exec(self, prep_res: Any) -> None:
+            await step().child(flow, id="c", params=wrong)
+
+    flow = linear(Say([], "a"), name="said", storage=storage)
+    plain, parent = linear(Say([], "a")), linear(Starts(), storage=storage)
+    wrong: Any
+    for wrong in (5, "ab", [("a", 1)]):
+        for call in (flow.run(params=wrong), flow.submit(params=wrong), plain.run(params=wrong), parent.run()):
+            with pytest.raises(InvalidOption, match=r"params=.*: give a dict, or None"):
+                await call
+    wrong = {1: 2}
+    for call in (flow.run(params=wrong), flow.submit(params=wrong), parent.run()):
+        # A run that is loaded from its storage has names only.
+        with pytest.raises(InvalidOption, match="params has the key 1: give names as keys"):
+            await call
+    assert [run.status async for run in flow.runs()] == []
+
+
+@pytest.mark.parametrize("wrong", ["x", float("nan"), True])
+async def test_timeouts_that_are_not_seconds_are_refused(storage: Storage, wrong: Any) -> None:
+    handle = await linear(Say([], "a"), storage=storage).submit()
+    with pytest.raises(InvalidOption, match=r"timeout=.*: give a number of seconds, or None"):
+        await handle.result(timeout=wrong)
+
+
+class Merging(Node):
+    """Merges fields into its own run from outside, and then sets fields."""
+
+    def __init__(self, storage: Storage, name: str, fields: dict[str, Any], **own: Any) -> None:
+        super().__init__(name=name)
+        self.storage, self.fields, self.own = storage, fields, own
+
+    async def exec(self, prep_res: Any) -> None:
+        await StateStorage(self.storage).merge_state("r", self.fields)
+
+    def post(self, shared: dict[str, Any], prep_res: Any, exec_res: Any) -> None:
+        shared["seen"] = [*shared.get("seen", []), (self.name, shared.get("price"))]
+        shared.update(self.own)
+
+
+class Seeing(Node):
+    """Records a field as it is when the node runs."""
+
+    def post(self, shared: dict[str, Any], prep_res: Any, exec_res: Any) -> None:
+        shared["seen"] = [*shared.get("seen", []), (self.name, shared.get("price"))]
+
+
+async def stored_and_returned(flow: NodeFlow, storage: Storage, **shared: Any) -> dict[str, Any]:
+    """Return the result of a run, which is also what is stored."""
+    final = await flow.run(shared, flow_id="r")
+    assert final is shared
+    assert await StateStorage(storage).get_state("r") == await flow.resume("r") == final
+    return final
+
+
+@pytest.mark.every_backend
+async def test_the_next_node_and_the_caller_get_fields_that_are_merged_from_outside(storage: Storage) -> None:
+    large = {"price": 2, "text": "x" * 200_000, "new": [1]}
+    flow = linear(
+        Merging(storage, "a", large), Seeing(name="b"), Merging(storage, "c", {"price": 3}), storage=storage, keep=True
+    )
+    final = await stored_and_returned(flow, storage, price=1, text="y" * 200_000)
+    assert final == {**large, "price": 3, "seen": [("a", 1), ("b", 2), ("c", 2)]}
+
+
+async def test_a_field_that_a_node_sets_wins_over_a_merged_one(storage: Storage) -> None:
+    flow = linear(
+        Merging(storage, "a", {"price": 2, "x": 2}, price=5),
+        Merging(storage, "b", {"price": 3, "x": 3}, price=6),
+        storage=storage,
+        keep=True,
+    )
+    final = await stored_and_returned(flow, storage, price=1, x=1)
+    assert final == {"price": 6, "x": 3, "seen": [("a", 1), ("b", 5)]}
+
+
+async def test_fields_that_are_merged_while_branches_run_are_not_changes_of_the_branches(storage: Storage) -> None:
+    branches = parallel(
+        linear(Merging(storage, "a", {"price": 2}, left=1), Node(name="b")),
+        linear(Node(name="c"), Node(name="d"), Node(name="e")),
+    )
+    flow = linear(Seeing(name="start"), branches, Seeing(name="end"), storage=storage, keep=True)
+    final = await stored_and_returned(flow, storage, price=1)
+    assert final == {"price": 2, "left": 1, "seen": [("start", 1), ("a", 1), ("end", 2)]}
+
+
+async def test_fields_are_merged_that_were_written_before_mail_was_read(storage: Storage) -> None:
+    flow: NodeFlow
+
+    class Signalling(Merging):
+        async def exec(self, prep_res: Any) -> None:
+            await super().exec(prep_res)
+            await flow.signal("r", "paid")
+            # The runner reads its mail in the background.
+            await asyncio.sleep(0.1)
+
+    flow = linear(
+        Signalling(storage, "a", {"price": 2}),
+        Seeing(name="b"),
+        Signalling(storage, "c", {"price": 3}),
+        storage=storage,
+        keep=True,
+    )
+    final = await stored_and_returned(flow, storage, price=1)
+    assert final == {"price": 3, "seen": [("a", 1), ("b", 2), ("c", 2)]}
+
+
+async def test_a_run_whose_merged_fields_cannot_be_read_has_not_failed(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    perform = storage.perform
+
+    async def unavailable(operation: Any) -> Any:
+        if isinstance(operation, Get) and operation.address.namespace == RUNS:
+            raise StorageUnavailable("the server")
+        return await perform(operation)
+
+    flow = linear(Merging(storage, "a", {"price": 2}), Merging(storage, "b", {"price": 3}), storage=storage, keep=True)
+    # The first merges of a process read their record, to check its key.
+    await StateStorage(storage).update_state("another", {"price": 1})
+    await StateStorage(storage).merge_state("another", {"price": 2})
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "perform", unavailable)
+        with pytest.raises(StorageUnavailable):
+            await flow.run({"price": 1}, flow_id="r")
+    assert (await flow.status("r")).status == "running"
+    assert (await flow.resume("r"))["price"] == 3
 
 
 async def test_loops_resume_with_their_visit_counts(storage: Storage) -> None:

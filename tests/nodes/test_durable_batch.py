@@ -6,7 +6,7 @@ import asyncio
 import multiprocessing
 import os
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -86,6 +86,21 @@ async def test_a_resumed_batch_redoes_only_the_last_few(storage: Storage, concur
     assert set(ran) == set(range(1000))
 
 
+async def kill(running: Coroutine[Any, Any, Any], reached: asyncio.Event, patch: pytest.MonkeyPatch) -> None:
+    """End a run like a killed process, which saves nothing, as soon as it has reached a place where it hangs."""
+
+    async def nothing(*args: Any, **options: Any) -> None:
+        """Save nothing."""
+
+    patch.setattr("stepwell.nodes.engine.durable_batch._DurableBatchRun._save_at_the_end", nothing)
+    patch.setattr("stepwell.nodes.engine.durable_execution._interrupt", nothing)
+    task = asyncio.create_task(running)
+    await asyncio.wait_for(reached.wait(), 20)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
 async def test_a_killed_batch_runs_only_uncommitted_items_again(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,24 +108,18 @@ async def test_a_killed_batch_runs_only_uncommitted_items_again(
     batch = Square(ran)
     flow = linear(batch, Say([], "end"), storage=storage)
 
-    class Killed(GeneratorExit):
-        """Unlike other errors, it does not fail the run."""
+    reached = asyncio.Event()
 
-    async def dies(self: Square, item: int) -> int:
+    async def hangs(self: Square, item: int) -> int:
         ran.append(item)
         if item == 700:
-            raise Killed
+            reached.set()
+            await asyncio.Event().wait()
         return item * item
 
-    monkeypatch.setattr(Square, "exec", dies)
-
-    async def nothing(self: Any) -> None:
-        """Save nothing, like a killed process."""
-
+    monkeypatch.setattr(Square, "exec", hangs)
     with monkeypatch.context() as patch:
-        patch.setattr("stepwell.nodes.engine.durable_batch._DurableBatchRun._save_at_the_end", nothing)
-        with pytest.raises(Killed):
-            await flow.run({"n": 1000}, flow_id="r")
+        await kill(flow.run({"n": 1000}, flow_id="r"), reached, patch)
     assert ran == list(range(701))
     monkeypatch.setattr(Square, "exec", lambda self, item: self.ran.append(item) or item * item)
     ran.clear()
@@ -163,20 +172,15 @@ async def test_what_was_skipped_before_a_crash_does_not_run_again(
     ran: list[int] = []
     batch = Square(ran, bad=set(range(0, 200, 2)), on_error="skip")
 
-    class Killed(GeneratorExit):
-        """Unlike other errors, it does not fail the run."""
+    reached = asyncio.Event()
 
-    def dies(self: Square, shared: Any, items: Any, results: Any) -> None:
-        raise Killed
-
-    async def nothing(self: Any) -> None:
-        """Save nothing, like a killed process."""
+    async def hangs(self: Square, shared: Any, items: Any, results: Any) -> None:
+        reached.set()
+        await asyncio.Event().wait()
 
     with monkeypatch.context() as patch:
-        patch.setattr("stepwell.nodes.engine.durable_batch._DurableBatchRun._save_at_the_end", nothing)
-        patch.setattr(Square, "post", dies)
-        with pytest.raises(Killed):
-            await linear(batch, Say([], "end"), storage=storage).run({"n": 200}, flow_id="r")
+        patch.setattr(Square, "post", hangs)
+        await kill(linear(batch, Say([], "end"), storage=storage).run({"n": 200}, flow_id="r"), reached, patch)
     ran.clear()
     state = await linear(batch, Say([], "end"), storage=storage).resume("r")
     assert state["squares"] == [n * n if n % 2 else n for n in range(200)]

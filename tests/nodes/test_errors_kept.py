@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from stepwell.errors import MergeConflict
-from stepwell.nodes import BatchNode, Failed, Node, NodeFlow, parallel
+from stepwell import MemoryStorage
+from stepwell.errors import MergeConflict, RunFailed
+from stepwell.nodes import BatchNode, Failed, Node, NodeFlow, parallel, worker
 
 
 class Oops(Exception):
@@ -276,3 +277,32 @@ async def test_errors_are_kept_while_another_one_is_handled():
         await asyncio.to_thread(flow.run_sync)
     found = {type(error) for error in everything(caught.value)}
     assert found <= {ValueError, ExceptionGroup}
+
+
+@pytest.mark.parametrize("others", [1, 8])
+@pytest.mark.parametrize("around", ["nothing", "collect"])
+async def test_the_error_that_failed_a_durable_run_comes_before_those_of_branches_that_it_cancelled(around, others):
+    class Fails(Node):
+        async def exec(self, prep_res):
+            await asyncio.sleep(0)
+            raise Oops("the cause")
+
+    class FailsInCleanup(Node):
+        async def exec(self, prep_res):
+            try:
+                await asyncio.Event().wait()
+            finally:
+                raise Oops("in its cleanup")
+
+    branches = parallel(Fails, *(FailsInCleanup(name=f"other{n}") for n in range(others)))
+    async with MemoryStorage() as storage:
+        start = branches if around == "nothing" else parallel(branches, on_error="collect")
+        flow = NodeFlow(start=start, name="f", storage=storage)
+        with pytest.raises((Oops, ExceptionGroup)):
+            await flow.run(flow_id="r")
+        errors = (await flow.status("r")).errors
+        assert [error.message for error in errors] == ["the cause", *["in its cleanup"] * min(others, 4)]
+        async with worker([flow]):
+            handle = await flow.submit()
+            with pytest.raises(RunFailed, match="the cause"):
+                await handle.result(timeout=20)

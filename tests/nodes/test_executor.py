@@ -19,6 +19,7 @@ import pytest
 
 from stepwell.errors import ExecutorError
 from stepwell.nodes import BatchNode, Failed, NodeFlow, step
+from stepwell.nodes.engine import batch_executor
 from stepwell.nodes.engine.batch_executor import reason_of
 from stepwell.storage import MemoryStorage
 
@@ -258,6 +259,37 @@ def test_a_pool_without_its_fork_server_is_broken():
         assert reason_of(refused, pool) is refused
 
 
+class RefusedPools(Pools):
+    """Makes pools of processes. The first ones find that their fork server refuses connections."""
+
+    def __init__(self, refused):
+        super().__init__()
+        self.refused = refused
+
+    def __call__(self):
+        pool = super().__call__()
+        if len(self.made) <= self.refused:
+
+            def submit(*args):
+                raise ConnectionRefusedError
+
+            pool.submit = submit
+        return pool
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+async def test_a_batch_waits_until_the_fork_server_has_ended(monkeypatch, concurrency):
+    monkeypatch.setattr(batch_executor, "_PAUSES", (0.001, 0.002))
+    pools = RefusedPools(refused=7)
+    assert await run(pools, list(range(20)), concurrency=concurrency) == [2 * n for n in range(20)]
+    assert len(pools.made) == 8
+    pools = RefusedPools(refused=100)
+    with pytest.raises(BrokenExecutor, match="its fork server has ended") as caught:
+        await run(pools, list(range(20)), concurrency=concurrency)
+    assert any("failed, not one of the items" in note for note in caught.value.__notes__)
+    assert len(pools.made) <= 16
+
+
 async def test_a_pool_that_breaks_in_another_attempt_is_made_anew(tmp_path):
     pools = Pools()
     results = await run(pools, [1, ("fails until", 2), ("exit once", str(tmp_path / "died")), 2], max_retries=3)
@@ -293,6 +325,10 @@ class LateWorkers(Pools):
                         outer.pid = pid
                         outer.break_pool()
                     super().__setitem__(pid, process)
+
+                def values(self):
+                    # The thread of a pool of Python 3.11 iterates over the processes while submit() adds one.
+                    return list(super().values())
 
             def late():
                 if pool._processes:

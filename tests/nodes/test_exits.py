@@ -49,12 +49,14 @@ class AsyncLeaves(Leaves):
 
 
 class LeavingItems(BatchNode):
+    error: BaseException = SystemExit(7)
+
     def prep(self, shared: Any) -> Any:
         return range(4)
 
     def exec(self, item: int) -> int:
         if item == 2:
-            sys.exit(7)
+            raise self.error
         return item
 
     def post(self, shared: Any, prep_res: Any, exec_res: Any) -> None:
@@ -75,7 +77,7 @@ async def fails(flow: NodeFlow) -> None:
         assert type(caught.value.__cause__).__name__ in run.errors[0].traceback
 
 
-@pytest.mark.parametrize("error", [SystemExit(2), Bye()], ids=repr)
+@pytest.mark.parametrize("error", [SystemExit(2), Bye(), GeneratorExit()], ids=repr)
 @pytest.mark.parametrize("where", ["prep", "exec", "post"])
 @pytest.mark.parametrize("kind", [Leaves, AsyncLeaves])
 async def test_a_node_that_exits_fails_its_durable_run(kind: type[Leaves], where: str, error: BaseException) -> None:
@@ -100,7 +102,11 @@ async def test_a_keyboard_interrupt_in_a_thread_fails_the_durable_run() -> None:
 
 @pytest.mark.parametrize("kind", [LeavingItems, AsyncLeavingItems])
 @pytest.mark.parametrize("concurrency", [1, 3])
-async def test_an_item_that_exits_fails(kind: type[BatchNode], concurrency: int) -> None:
+@pytest.mark.parametrize("error", [SystemExit(7), GeneratorExit()], ids=repr)
+async def test_an_item_that_exits_fails(
+    kind: type[LeavingItems], concurrency: int, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LeavingItems, "error", error)
     await fails(linear(kind(concurrency=concurrency)))
     async with MemoryStorage() as storage:
         state = await linear(kind(concurrency=concurrency, on_error="skip")).run({}, storage=storage)
@@ -135,6 +141,38 @@ async def test_a_cancelled_run_has_not_failed() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         assert (await flow.status("r")).status == "running"
+
+
+@pytest.mark.parametrize("kind", ["node", "branch", "item", "nested"])
+async def test_a_run_whose_coroutine_is_closed_has_not_failed(kind: str) -> None:
+    began = asyncio.Event()
+
+    class Hangs(Node):
+        async def exec(self, prep_res: Any) -> None:
+            began.set()
+            await asyncio.Event().wait()
+
+    class HangingItems(BatchNode):
+        def prep(self, shared: Any) -> Any:
+            return range(4)
+
+        exec = Hangs.exec  # type: ignore[assignment]
+
+    nodes = {"node": Hangs, "branch": parallel(Hangs, Hangs), "item": HangingItems, "nested": linear(Hangs)}
+    async with MemoryStorage() as storage:
+        flow = linear(nodes[kind], storage=storage)
+        running = flow.run({}, flow_id="r")
+        # Like a task, which then never gets another turn.
+        while not began.is_set():
+            running.send(None)
+            await asyncio.sleep(0)
+        running.close()
+        run = await flow.status("r")
+        assert (run.status, run.errors) == ("running", ())
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for other in others:
+            other.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
 
 
 CTRL_C = """

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import time
+import weakref
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,6 +15,7 @@ from stepwell import MemoryStorage, Storage
 from stepwell.errors import (
     FlowChanged,
     InvalidOption,
+    LeaseLost,
     Parked,
     RunBusy,
     RunCancelled,
@@ -23,7 +27,7 @@ from stepwell.errors import (
     UsageError,
 )
 from stepwell.nodes import Node, NodeFlow, RunHandle, Sleep, StoredRun, Wait, linear, parallel, step, worker
-from stepwell.nodes.engine import durable_execution, lease, mail, suspects
+from stepwell.nodes.engine import durable_execution, lease, loop_lag, mail, suspects
 from stepwell.nodes.engine import journal as journal_module
 from stepwell.record import RUNS
 from stepwell.testing import Clock, FaultyStorage
@@ -377,6 +381,60 @@ async def test_an_outage_of_the_storage_is_no_death_of_the_runner(
         else:
             await flow.resume("r")
         assert (await flow.status("r")).status == ("finished" if next_runner == "the same process" else "stuck")
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+async def test_a_node_that_blocks_the_loop_for_longer_than_the_lease_is_stuck_in_the_end(
+    monkeypatch: pytest.MonkeyPatch, blocks: int
+) -> None:
+    monkeypatch.setattr(lease, "LEASE", 0.4)
+    monkeypatch.setattr(journal_module, "WATCH", 0.5)
+
+    class Blocks(Node):
+        async def exec(self, prep_res: Any) -> None:
+            for _ in range(blocks):
+                time.sleep(0.6 / blocks)
+                await asyncio.sleep(0)
+
+    async with MemoryStorage() as storage:
+        flow = linear(Blocks, name="f", storage=storage, max_recoveries=1)
+        async with worker([flow]):
+            handle = await flow.submit()
+            with pytest.raises(RunStuck, match="died 2 times at node 'Blocks'"):
+                await handle.result(timeout=20)
+
+
+def test_the_lag_of_a_loop_does_not_keep_the_loop() -> None:
+    async def measured() -> weakref.ref[asyncio.AbstractEventLoop]:
+        loop_lag.measure().end()
+        await asyncio.sleep(0)
+        return weakref.ref(asyncio.get_running_loop())
+
+    loops = [asyncio.run(measured()) for _ in range(3)]
+    gc.collect()
+    assert [loop() for loop in loops] == [None] * 3
+
+
+async def test_a_lease_that_ends_in_an_outage_is_no_death_of_the_runner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease, "LEASE", 2.0)
+
+    class Cut(Node):
+        left = 2
+
+        async def exec(self, prep_res: Any) -> None:
+            if self.left:
+                Cut.left -= 1
+                storage.before = range(1, 1_000_000)
+                await asyncio.sleep(2.4)
+                storage.before = ()
+
+    async with FaultyStorage(patience=0) as storage:
+        flow = linear(Cut, name="f", storage=storage, max_recoveries=0)
+        with pytest.raises(LeaseLost):
+            await flow.run(flow_id="r")
+        with pytest.raises(LeaseLost):
+            await flow.resume("r")
+        assert await flow.resume("r") == {}
 
 
 @pytest.mark.parametrize("most", [0, 2])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -291,6 +291,76 @@ def test_daylight_saving(expression: str, start: str, expected: list[str]) -> No
     assert list(timing.between(first, ticks[1])) == ticks
 
 
+#: The days of both changes of the clock. Lord Howe moves it by half an hour.
+CHANGES = {
+    "Europe/Berlin": ("2026-03-29", "2026-10-25"),
+    "America/New_York": ("2026-03-08", "2026-11-01"),
+    "Australia/Lord_Howe": ("2026-04-05", "2026-10-04"),
+}
+
+
+def expected_ticks(
+    hours: set[int], minutes: set[int], zone: ZoneInfo, begin: int, end: int, *, once: bool
+) -> list[int]:
+    """Walk over all minutes, and return those at which the clock of a zone shows such a time.
+
+    ``once``: a time that the clock has shown before is left out, and skipped times tick right after the change.
+    """
+    ticks: list[int] = []
+    shown = datetime.fromtimestamp(begin - 60, zone).replace(tzinfo=None, fold=0)
+    for instant in range(begin, end, 60):
+        local = datetime.fromtimestamp(instant, zone).replace(tzinfo=None, fold=0)
+        times = [local]
+        if once:
+            passed = int((local - shown).total_seconds()) // 60
+            times = [shown + timedelta(minutes=each) for each in range(1, passed + 1)]
+            shown = max(shown, local)
+        if any(time.hour in hours and time.minute in minutes for time in times):
+            ticks.append(instant)
+    return ticks
+
+
+@pytest.mark.parametrize("tz", CHANGES)
+@pytest.mark.parametrize(
+    ("expression", "hours", "minutes", "once"),
+    [
+        ("30 2 * * *", {2}, {30}, True),
+        ("0 2 * * *", {2}, {0}, True),
+        ("45 1 * * *", {1}, {45}, True),
+        ("5,35 2 * * *", {2}, {5, 35}, True),
+        ("30 1-3 * * *", {1, 2, 3}, {30}, True),
+        ("0,30 2,3 * * *", {2, 3}, {0, 30}, True),
+        ("0 0 * * *", {0}, {0}, True),
+        ("15 * * * *", set(range(24)), {15}, False),
+        ("0 */2 * * *", set(range(0, 24, 2)), {0}, False),
+        ("*/20 * * * *", set(range(24)), {0, 20, 40}, False),
+        ("*/25 2 * * *", {2}, {0, 25, 50}, False),
+    ],
+)
+def test_ticks_around_a_change_of_the_clock(
+    tz: str, expression: str, hours: set[int], minutes: set[int], once: bool
+) -> None:
+    timing, zone = Timing(None, expression, tz), ZoneInfo(tz)
+    for day in CHANGES[tz]:
+        noon = int(datetime.fromisoformat(f"{day}T12:00").replace(tzinfo=zone).timestamp())
+        ticks = expected_ticks(hours, minutes, zone, noon - 60 * 3600, noon + 60 * 3600, once=once)
+        assert list(timing.between(ticks[0], ticks[-1])) == ticks
+        for time in range(noon - 15 * 3600, noon + 3600, 300):
+            for moment in (time - 0.5, time, time + 0.5):
+                assert timing.after(moment) == next(tick for tick in ticks if tick > moment)
+                assert timing.last(moment) == next(tick for tick in reversed(ticks) if tick <= moment)
+
+
+async def test_a_schedule_that_is_added_in_the_repeated_hour_does_not_run_again(storage: Storage, clock: Clock) -> None:
+    note = Note()
+    flow = flow_of(note)
+    # 2:10 for the second time. The only tick of the night was at 2:30 summer time.
+    clock.now = datetime(2026, 10, 25, 1, 10, tzinfo=UTC).timestamp()
+    async with ticking(storage, flow, schedules=[cron("30 2 * * *", flow, tz="Europe/Berlin")]):
+        assert await settled(note, 0) == []
+    assert (await Schedules(storage).get("nightly")).next == datetime(2026, 10, 26, 1, 30, tzinfo=UTC)
+
+
 @pytest.mark.parametrize("seconds", [0.1, 0.7, 60, 3600])
 def test_ticks_of_an_interval_are_multiples_of_it(seconds: float) -> None:
     timing = Timing(seconds, None)
@@ -321,10 +391,37 @@ def test_bad_schedules_are_refused() -> None:
         cron("0 9 * * *", flow, tz="Berlin")
     with pytest.raises(InvalidOption, match="choose 'skip', 'once' or 'all'"):
         every(60, flow, missed="never")  # type: ignore[arg-type]
+    for seconds in (1e18, 1e300, 10**400):
+        with pytest.raises(InvalidOption, match="beyond the year 9999"):
+            every(seconds, flow)
+    wrong: Any
+    for wrong in ("nightly", NodeFlow):
+        with pytest.raises(InvalidOption, match=r"run flows, not .*: give a NodeFlow"):
+            every(60, wrong)
+    for wrong in (5, [1], "text"):
+        with pytest.raises(InvalidOption, match=r"shared=.*: give a dict"):
+            every(60, flow, shared=wrong)
+    for wrong in (5, every(60, flow)):
+        with pytest.raises(InvalidOption, match=r"schedules=.*: give a list, such as \[every\(3600, flow\)\]"):
+            worker([flow], storage=MemoryStorage(), schedules=wrong)
+    with pytest.raises(InvalidOption, match=r"the schedule 5: give every\(\.\.\.\) or cron\(\.\.\.\)"):
+        worker([flow], storage=MemoryStorage(), schedules=[5])  # type: ignore[list-item]
     with pytest.raises(InvalidOption, match="two schedules are named 'nightly'"):
         worker([flow], storage=MemoryStorage(), schedules=[every(60, flow), every(30, flow)])
     with pytest.raises(InvalidOption, match="not one of this worker's"):
         worker([flow], storage=MemoryStorage(), schedules=[every(60, other)])
+
+
+async def test_bad_changes_of_schedules_are_refused(storage: Storage) -> None:
+    known, flow = Schedules(storage), flow_of(Note())
+    await known.add(every(60, flow, shared={"n": 1}))
+    with pytest.raises(InvalidOption, match=r"takes a schedule, not 5: give every\(\.\.\.\) or cron"):
+        await known.add(5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match="shared=5: give a dict"):
+        await known.change("nightly", shared=5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidOption, match="beyond the year 9999"):
+        await known.change("nightly", every=1e18)
+    assert [(each.every, each.shared) async for each in known.list()] == [(60, {"n": 1})]
 
 
 async def test_a_worker_starts_while_another_process_holds_its_schedule(storage: Storage) -> None:

@@ -183,5 +183,5 @@ async def test_names_and_values_of_signals_are_checked(storage: Storage) -> None
     await parked(flow.run(flow_id="r"))
     with pytest.raises(InvalidOption, match="signal"):
         await flow.signal("r", "")
-    with pytest.raises(Unstorable, match=r"the signal\[0\] \(object\)"):
+    with pytest.raises(Unstorable, match=r"^to run 'r': the signal\[0\] \(object\)"):
         await flow.signal("r", "go", [object()])

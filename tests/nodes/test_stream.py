@@ -202,6 +202,10 @@ async def test_events_for_a_browser(backend: Backend) -> None:
     # A browser sends the last id again after a disconnect.
     after = int(data[0][0].removeprefix("id: "))
     assert len([event async for event in sse(flow.stream("run", after=after))]) == 2
+    # A browser that asks for an unknown run must not connect again and again.
+    assert [event async for event in sse(flow.stream("nothing"))] == [
+        'event: end\ndata: {"error": "there is no run \'nothing\'"}\n\n'
+    ]
 
 
 async def _known(flow: NodeFlow) -> bool:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import types
 from collections.abc import Awaitable, Callable
 from contextvars import Context
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -449,7 +451,9 @@ async def test_a_sleep_parks_the_run_until_its_time(timed: Storage, clock: Clock
 
 
 async def test_a_sleep_beyond_the_year_9999_is_a_sleep(storage: Storage) -> None:
-    assert "sleeps at 'Sleep' beyond the year 9999" in str(await parked(linear(Sleep(1e15), storage=storage).run()))
+    for seconds in (1e15, 1e18, 1e300):
+        text = str(await parked(linear(Sleep(seconds), storage=storage).run()))
+        assert "sleeps at 'Sleep' beyond the year 9999" in text
 
 
 # The worker
@@ -706,6 +710,36 @@ def _held(storage: Storage, flow_id: str, *, wait: float) -> Slot:
     return Slot(storage, RUNS, flow_id, wait=wait, lease=10.0)
 
 
+@pytest.mark.parametrize("hook", ["prep", "exec", "post"])
+@pytest.mark.parametrize("on_park", ["raise", "return"])
+@pytest.mark.parametrize("where", ["node", "branch", "nested", "flow"])
+async def test_a_node_whose_own_run_waits_fails_with_an_error_that_says_so(
+    storage: Storage, where: str, hook: str, on_park: Any
+) -> None:
+    inner = linear(Wait("ask"), name="inner", storage=storage, keep=60)
+
+    async def runs(self: Any, shared: Any, *results: Any) -> Any:
+        await inner.run(flow_id="in", if_exists="resume")
+        return None
+
+    if where == "flow":
+        if hook == "exec":
+            return
+        outer = linear(Node(name="a"), name="outer", storage=storage)
+        setattr(outer, hook, types.MethodType(runs, outer))
+    else:
+        node = type("Runs", (Node,), {hook: runs})(name="runs")
+        start = {"node": node, "branch": parallel(node, Node(name="b")), "nested": linear(node, name="nest")}[where]
+        outer = linear(start, name="outer", storage=storage)
+    with pytest.raises(UsageError, match=r"ran run 'in', which waits .* step\(\)\.child\(\)") as caught:
+        await outer.run(flow_id="out", on_park=on_park)
+    assert isinstance(caught.value.__cause__, Parked)
+    run = await outer.status("out")
+    assert (run.status, run.errors[0].type) == ("failed", "UsageError")
+    await inner.resume("in", "yes")
+    await outer.resume("out")
+
+
 async def test_a_worker_wants_flows_of_one_storage() -> None:
     with pytest.raises(InvalidOption, match="at least one"):
         worker([])
@@ -717,6 +751,23 @@ async def test_a_worker_wants_flows_of_one_storage() -> None:
         worker([Wait])  # type: ignore[list-item]
     with pytest.raises(InvalidOption, match="different storages"):
         worker([NodeFlow(name="a", storage=MemoryStorage()), NodeFlow(name="b", storage=MemoryStorage())])
+    with pytest.raises(InvalidOption, match=r"give them one Storage object, give worker\(\.\.\., storage=\.\.\.\)"):
+        # Each of them has a memory of its own.
+        worker([NodeFlow(name="a", storage="memory://"), NodeFlow(name="b", storage="memory://")])
+    with pytest.raises(InvalidOption, match="different storages"):
+        worker([NodeFlow(name="a", storage="sqlite:///a.db"), NodeFlow(name="b", storage="sqlite:///b.db")])
+
+
+async def test_a_worker_runs_flows_with_equal_urls(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/runs.db"
+    flows = [linear(Node(name="x"), name=name, storage=url) for name in ("a", "b")]
+    async with worker(flows):
+        for flow in flows:
+            handle = await flow.submit({"flow": flow.name})
+            assert await handle.result(timeout=20) == {"flow": flow.name}
+    for flow in flows:
+        assert flow.storage is not None
+        await flow.storage.close()
 
 
 async def test_a_worker_wants_a_storage_that_finds_deadlines() -> None:

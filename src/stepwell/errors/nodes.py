@@ -21,13 +21,14 @@ class Unstorable(EncodeError):
             await linear(Connect, name="connect").run({}, storage=storage)
     """
 
-    def __init__(self, node: str, path: str, type_name: str, why: str) -> None:
+    def __init__(self, node: str, path: str, type_name: str, why: str, *, signal_to: str | None = None) -> None:
         super().__init__(path, type_name, why)
-        #: The path of the node; empty for the initial state and the params.
+        #: The path of the node; empty for the initial state, the params and signals.
         self.node = node
-        self.args: tuple[Any, ...] = (
-            f"{f'after node {node!r}' if node else 'at the start'}: {path} ({type_name}) {why}",
-        )
+        where = f"after node {node!r}" if node else "at the start"
+        if signal_to is not None:
+            where = f"to run {signal_to!r}"
+        self.args: tuple[Any, ...] = (f"{where}: {path} ({type_name}) {why}",)
 
 
 class NodeFlowError(StepwellError):

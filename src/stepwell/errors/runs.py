@@ -332,7 +332,7 @@ class RunIsNewer(FlowChanged):
 def _until(deadline: float | None) -> str:
     try:
         return f" until {datetime.fromtimestamp(deadline or 0, UTC):%Y-%m-%d %H:%M:%S} UTC"
-    except (OverflowError, ValueError):
+    except (OverflowError, ValueError, OSError):
         return " beyond the year 9999"
 
 

@@ -92,6 +92,9 @@ class Tail:
 
         def make(known: Known) -> Change:
             nonlocal first
+            if known.last is not None:
+                # Entries of two keys in one log could not be read by any process.
+                self.seal.check_key("p", *known.last)
             first = known.next
             write = self._storage.ids()
             names = names_of(first, len(bodies), write)

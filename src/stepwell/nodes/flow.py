@@ -21,6 +21,7 @@ from stepwell.nodes.engine.options import (
     OnPark,
     check_choices,
     check_unkept,
+    checked_params,
     checked_retention,
     checked_shared,
     storage_for,
@@ -97,6 +98,7 @@ class NodeFlow(FlowRuns):
         self.concurrency: int | None = concurrency
         self.max_steps: int | None = max_steps
         self.storage: Storage | None = None if storage is None else as_storage(storage)
+        self._storage_url = storage if isinstance(storage, str) else None
         self.keep: Retention = checked_retention(keep)
         self.renamed: Mapping[str, str] = dict(renamed or {})
         self.revision: int = revision
@@ -166,7 +168,7 @@ class NodeFlow(FlowRuns):
                         shared,
                         storage=found,
                         flow_id=flow_id,
-                        params=params or {},
+                        params=checked_params(params),
                         if_exists=if_exists,
                         keep=self.keep if keep is None else checked_retention(keep),
                         new_execution=partial(
@@ -185,7 +187,7 @@ class NodeFlow(FlowRuns):
         if program.want_storage is not None:
             raise UsageError(f"{program.want_storage}, so the run needs a storage: run(shared, storage=...)")
         run = self._new_execution(program, flow_id, concurrency, on_event)
-        result = await run_root(program.root, run, shared, params or {})
+        result = await run_root(program.root, run, shared, checked_params(params, stored=False))
         if isinstance(result, tuple):
             apply_updates(program.root, result, shared)
         return shared
@@ -227,7 +229,7 @@ class NodeFlow(FlowRuns):
         if program.want_loop is None and storage is None and self.storage is None:
             check_unkept(if_exists, keep, on_cancel, on_park)
             run = self._new_execution(program, flow_id, concurrency, on_event, without_loop=True)
-            result = drive(run_root(program.root, run, shared, params or {}))
+            result = drive(run_root(program.root, run, shared, checked_params(params, stored=False)))
             if isinstance(result, tuple):
                 apply_updates(program.root, result, shared)
             return shared
@@ -287,7 +289,7 @@ class NodeFlow(FlowRuns):
                 partition=partition,
                 after=after,
                 priority=priority,
-                params=params or {},
+                params=checked_params(params),
                 keep=self.keep if keep is None else checked_retention(keep),
             )
         return RunHandle(submitted, self, storage)

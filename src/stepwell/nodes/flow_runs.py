@@ -104,9 +104,10 @@ class FlowRuns(NodeGraph):
         """End a run as cancelled, and return when it has ended.
 
         A node that is running gets ``asyncio.CancelledError``: at once if the run is in this process, else when its
-        runner next commits a node or renews its lease, every 3 seconds. A ``def`` hook in a thread ends first. The
-        record is kept, for a day unless the flow has ``keep``; ``resume`` and a pending ``run`` raise
-        :class:`RunCancelled`. Cancelling a run twice does nothing. Raises ``RunFinished`` if the run finished before.
+        runner next commits a node or renews its lease, every 3 seconds. A ``def`` hook in a thread ends first. So does
+        a node that suppresses the error: if it never returns, this call does not return either. The record is kept, for
+        a day unless the flow has ``keep``; ``resume`` and a pending ``run`` raise :class:`RunCancelled`. Cancelling a
+        run twice does nothing. Raises ``RunFinished`` if the run finished before.
         """
         async with storage_for(self, storage) as found:
             await control.cancel(self, flow_of_wait(flow_id) or flow_id, reason, storage=found)

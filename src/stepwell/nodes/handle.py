@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from math import isnan
 from typing import TYPE_CHECKING, Any
 
 from stepwell.codec.large import open_data
-from stepwell.errors import RunCancelled, RunFailed, RunStuck, UnknownRun
+from stepwell.errors import InvalidOption, RunCancelled, RunFailed, RunStuck, UnknownRun
 from stepwell.nodes.engine import children, monitor
 from stepwell.nodes.engine.notices import run_topic
 from stepwell.nodes.engine.options import storage_for
@@ -74,6 +75,10 @@ class RunHandle:
         Raises ``RunFailed`` with the last error, ``RunStuck`` or ``RunCancelled`` if the run ends without a result,
         and ``UnknownRun`` if it has ended and was not kept long enough.
         """
+        if timeout is not None and (
+            not isinstance(timeout, int | float) or isinstance(timeout, bool) or isnan(timeout)
+        ):
+            raise InvalidOption(f"timeout={timeout!r}: give a number of seconds, or None")
         if (cursor := current()) is not None and cursor.branch is not None:
             final = await self._child_result(cursor, timeout)
             if final is not None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from stepwell.errors import InvalidOption, UnknownSchedule
 from stepwell.nodes.engine import schedules
+from stepwell.nodes.engine.base_flow import BaseFlow
 from stepwell.nodes.engine.schedules import ScheduleStatus
 from stepwell.nodes.engine.ticks import Missed, Timing
 from stepwell.record import SCHEDULES
@@ -34,11 +35,13 @@ class Schedule:
     ) -> None:
         timing.check()
         _check_missed(missed)
+        if not isinstance(flow, BaseFlow):
+            raise InvalidOption(f"every() and cron() run flows, not {flow!r}: give a NodeFlow")
         self.flow: NodeFlow = flow
         self.timing: Timing = timing
         self.name: str = flow._title() if name is None else name
         self.missed: Missed = missed
-        self.shared: dict[str, Any] = dict(shared or {})
+        self.shared: dict[str, Any] = {} if shared is None else _checked_shared(shared)
         if not isinstance(self.name, str) or not self.name:
             raise InvalidOption(f"name={name!r}: give a schedule a non-empty name")
 
@@ -132,6 +135,8 @@ class Schedules:
 
     async def add(self, schedule: Schedule) -> None:
         """Add a schedule, or replace the one of the same name. Workers that have its flow run it."""
+        if not isinstance(schedule, Schedule):
+            raise InvalidOption(f"add() takes a schedule, not {schedule!r}: give every(...) or cron(...)")
         await schedule.declare(self.storage, replace=True)
 
     async def pause(self, name: str) -> None:
@@ -164,7 +169,7 @@ class Schedules:
             _check_missed(missed)
             changes["missed"] = missed
         if shared is not None:
-            changes["shared"] = dict(shared)
+            changes["shared"] = _checked_shared(shared)
         if not changes:
             raise InvalidOption("change() needs an option to change: every=, cron=, tz=, missed= or shared=")
         await self._change(name, **changes)
@@ -185,6 +190,12 @@ class Schedules:
             if not slot.found:
                 raise UnknownSchedule(name)
             await schedules.change(slot, changes)
+
+
+def _checked_shared(shared: object) -> dict[str, Any]:
+    if not isinstance(shared, Mapping):
+        raise InvalidOption(f"shared={shared!r}: give a dict")
+    return dict(shared)
 
 
 def _check_missed(missed: object) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepwell.errors import InvalidOption, UsageError
 from stepwell.nodes.engine import children, queue
+from stepwell.nodes.engine.options import checked_params
 from stepwell.nodes.engine.position import current
 from stepwell.nodes.handle import RunHandle
 
@@ -105,7 +106,7 @@ class Step:
             partition=partition,
             after=None,
             priority=priority,
-            params=params or {},
+            params=checked_params(params),
             keep=queue.kept_child(flow.keep),
             parent=parent,
         )

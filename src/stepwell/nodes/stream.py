@@ -144,7 +144,8 @@ async def sse(entries: AsyncIterator[StreamEntry], *, heartbeat: float = 15.0) -
     """Yield server-sent events for a browser: a value as JSON each, with its number as the event's id.
 
     A browser that reconnects sends the last id in the header ``Last-Event-ID``; pass it as ``after``. The last event
-    has the name ``end``: close the ``EventSource`` then. Without values a comment is sent every ``heartbeat`` seconds::
+    has the name ``end``: close the ``EventSource`` then. If there is no such run, it is the only event, and its data
+    has an ``error``. Without values a comment is sent every ``heartbeat`` seconds::
 
         async def tokens(request):
             after = int(request.headers.get("last-event-id", 0))
@@ -160,8 +161,10 @@ async def sse(entries: AsyncIterator[StreamEntry], *, heartbeat: float = 15.0) -
                 continue
             try:
                 entry = waiting.result()
-            except StopAsyncIteration:
-                yield "event: end\ndata: {}\n\n"
+            except (StopAsyncIteration, UnknownRun) as end:
+                # Without this event, a browser would ask again and again for a run that does not exist.
+                about = {"error": f"there is no run {end.flow_id!r}"} if isinstance(end, UnknownRun) else {}
+                yield f"event: end\ndata: {json.dumps(about)}\n\n"
                 return
             body = {"value": entry.value, "step": entry.step, "execution": entry.execution}
             # A line break inside the data would end it; JSON has none.

@@ -27,9 +27,10 @@ from stepwell.nodes.dispatcher import Dispatcher, RunSource
 from stepwell.nodes.engine import partitions, runs
 from stepwell.nodes.engine.base_flow import BaseFlow
 from stepwell.nodes.engine.execution import check_concurrency
-from stepwell.nodes.engine.options import storage_of
+from stepwell.nodes.engine.options import common_storage
 from stepwell.nodes.engine.schedules import Ticker
 from stepwell.nodes.limits import Limit, limits_by_name
+from stepwell.nodes.schedule import Schedule
 from stepwell.record import RUNS, Address
 from stepwell.storage.poller import poll
 from stepwell.storage.presence import Presence
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from stepwell.nodes.engine.execution import Execution
     from stepwell.nodes.engine.plan import Program
     from stepwell.nodes.flow import NodeFlow
-    from stepwell.nodes.schedule import Schedule
     from stepwell.storage import Storage
 
 __all__ = ["worker"]
@@ -63,7 +63,7 @@ class RunWorker:
     a run that has failed: fix the cause, then call ``flow.resume()``.
 
     :param storage: the storage of the runs; by default that of the flows, else the configured one. A URL is opened
-        and closed with the block.
+        and closed with the block. Flows with equal URLs have one storage; the worker uses that of the first flow.
     :param concurrency: how many runs this worker runs at once; others wait until one of them ends or parks.
     :param limits: limits of single flows, such as ``{"mails": Limit(concurrency=5, rate=(100, 60))}``.
     :param schedules: :func:`every` and :func:`cron`. They are written to the storage, and each tick runs once among all
@@ -96,10 +96,8 @@ class RunWorker:
                 f"worker() has no storage for the runs of {unstored[0]!r}: give worker(..., storage=...), "
                 "NodeFlow(..., storage=...) or stepwell.configure(storage=...)"
             )
-        self._storage = storage_of(known[0], storage)
+        self._storage = common_storage(known, storage, "worker")
         self._closes = isinstance(storage, str)
-        if storage is None and any(storage_of(flow, None) is not self._storage for flow in known):
-            raise InvalidOption("these flows have different storages: make a worker for each storage")
         self._dispatcher = Dispatcher(self._storage, known, self._handle, concurrency=concurrency, limits=named)
         self._ticker = Ticker(self._storage, self._flows)
         self._repairing: asyncio.Task[None] | None = None
@@ -141,7 +139,11 @@ class RunWorker:
             stack.push_async_callback(self._presence.stop)
 
     async def run(self) -> None:
-        """Work until SIGTERM or Ctrl-C, then stop as at the end of ``async with``. A second signal ends the process."""
+        """Work until SIGTERM or Ctrl-C, then stop as at the end of ``async with``.
+
+        The stop waits for nodes that suppress their cancellation, and for threads. A second SIGTERM, or a third Ctrl-C,
+        ends the process without waiting.
+        """
         loop = asyncio.get_running_loop()
         stopped = asyncio.Event()
         handled: list[signal.Signals] = []
@@ -232,7 +234,12 @@ def _checked_flows(flows: Iterable[NodeFlow]) -> list[NodeFlow]:
 
 def _checked(schedules: Iterable[Schedule], flows: Mapping[str, NodeFlow]) -> list[Schedule]:
     """Return the schedules; raise ``InvalidOption`` if two have one name, or if a flow is not one of the worker's."""
+    if not isinstance(schedules, Iterable):
+        raise InvalidOption(f"schedules={schedules!r}: give a list, such as [every(3600, flow)]")
     checked = list(schedules)
+    for schedule in checked:
+        if not isinstance(schedule, Schedule):
+            raise InvalidOption(f"worker() has the schedule {schedule!r}: give every(...) or cron(...)")
     names = [schedule.name for schedule in checked]
     for schedule in checked:
         if names.count(schedule.name) > 1:

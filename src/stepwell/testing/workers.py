@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
+from stepwell import _portal
 from stepwell.errors import InvalidOption, UsageError
 from stepwell.fsm import FSM, Router
+from stepwell.fsm.base import Send
 from stepwell.fsm.conversation import Conversation
 from stepwell.storage import MemoryStorage, Storage, open_storage
 from stepwell.testing.clock import Clock
@@ -16,7 +18,6 @@ from stepwell.testing.clock import Clock
 __all__ = ["MakeRouter", "Workers"]
 
 MakeRouter = Callable[[Any], Router]
-Send = Callable[[dict[str, Any]], Awaitable[Any]]
 
 
 class Killed(BaseException):
@@ -181,7 +182,7 @@ def _shown(show: Send, own: Send | None) -> Send:
     async def send(call: dict[str, Any]) -> None:
         await show(call)
         if own is not None:
-            await own(call)
+            await _portal.call(own, call)
 
     return send
 

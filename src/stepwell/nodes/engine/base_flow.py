@@ -30,6 +30,8 @@ class BaseFlow(BaseNode):
     concurrency: int | None = None
     #: The storage of its runs.
     storage: Storage | None = None
+    #: The URL that the storage was given as.
+    _storage_url: str | None = None
     #: Whether finished runs stay in the storage.
     keep: Retention = False
     #: How often the runner of a run may die at one node.

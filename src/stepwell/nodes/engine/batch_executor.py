@@ -11,6 +11,7 @@ from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from typing import TypeAlias
 
+from stepwell._backoff import backoff
 from stepwell.errors import ExecutorError
 from stepwell.nodes.engine.thread_pool import ThreadPool, shared_pool
 from stepwell.nodes.engine.threads import ExecutorFailed, settled
@@ -23,6 +24,10 @@ MakeExecutor: TypeAlias = Callable[[], Executor]
 
 #: How often an item is sent again after its executor broke. An item that kills its worker must not do so for ever.
 _RESENDS = 2
+#: How often new pools are made while the fork server refuses connections after a pool broke, and the first and the
+#: longest pause between two of them, in seconds.
+_REFUSALS = 14
+_PAUSES = (0.02, 1.0)
 
 
 class BatchExecutor:
@@ -38,6 +43,8 @@ class BatchExecutor:
             self._make = given
         #: How often each item was lost with an executor that broke.
         self._lost: Counter[int] = Counter()
+        #: How many executors found that the fork server refuses connections, since the last one that broke otherwise.
+        self._refusals = 0
 
     def get(self) -> Executor | ThreadPool | None:
         """Return the executor, a new one if the last one broke; ``None`` means the shared threads."""
@@ -48,7 +55,9 @@ class BatchExecutor:
                 raise ExecutorFailed(error) from error
         return self._current
 
-    def replace(self, broken: Executor | ThreadPool | None, failure: ExecutorFailed, items: Iterable[int]) -> None:
+    async def replace(
+        self, broken: Executor | ThreadPool | None, failure: ExecutorFailed, items: Iterable[int]
+    ) -> None:
         """Let :meth:`get` make a new executor; raise the failure if there is no function, or an item was lost often.
 
         All chunks of a broken executor fail, and the first of them discards it.
@@ -59,11 +68,19 @@ class BatchExecutor:
             _kill_workers(broken)
         if self._make is None or not is_broken:
             raise failure
+        refused = isinstance(failure.error.__cause__, ConnectionRefusedError)
         if broken is self._current:
+            self._refusals = self._refusals + 1 if refused else 0
             logger.warning("%s: making a new executor after %s", self._path, type(failure.error).__name__)
             self._current = None
             assert isinstance(broken, Executor)
             broken.shutdown(wait=False)
+        if refused:
+            # An ending fork server refuses connections until its process is gone. No item is the reason.
+            if self._refusals > _REFUSALS:
+                raise failure
+            await asyncio.sleep(backoff(self._refusals, *_PAUSES))
+            return
         self._lost.update(items)
         if max(self._lost[index] for index in items) > _RESENDS:
             raise failure

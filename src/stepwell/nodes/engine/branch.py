@@ -141,8 +141,9 @@ class Branch:
         return journal.check(path) if graph is journal.program.root.graph else None
 
     def save(self, node: str) -> Coroutine[Any, Any, None]:
-        """Return the commit of the position to await."""
-        return self.journal.save(node) if self.parent is None else self.journal.save_whole(node)
+        """Return the commit of the position inside a node, to await."""
+        journal = self.journal
+        return journal.save(node, between_nodes=False) if self.parent is None else journal.save_whole(node)
 
     def end_branch(self, action: Any) -> None:
         """Record that the branch has ended."""

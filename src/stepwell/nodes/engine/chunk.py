@@ -172,7 +172,7 @@ class Chunks:
                 late=late,
             )
         except ExecutorFailed as failure:
-            self.executor.replace(executor, failure, [index for index, _ in chunk])
+            await self.executor.replace(executor, failure, [index for index, _ in chunk])
             return []
         return outcomes
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from stepwell.errors import (
@@ -16,6 +17,7 @@ from stepwell.errors import (
     RunCancelled,
     RunFinished,
     StepwellError,
+    StoredDataError,
     UnknownRun,
     Unstorable,
     UsageError,
@@ -24,10 +26,10 @@ from stepwell.nodes.engine import children, lease, mail, monitor, partitions, ru
 from stepwell.nodes.engine.ids import WaitId, flow_of_wait
 from stepwell.nodes.engine.notices import wake_waiters, wake_workers
 from stepwell.nodes.engine.run_format import FORMER, GRAPH, MAIL, flow_index, table_of, unpack
-from stepwell.record import RUNS, Address, Place, Queue
+from stepwell.record import RUNS, Place, Queue, Range, Stored
 from stepwell.slot import Slot
 from stepwell.storage import Storage
-from stepwell.storage.operations import Claim, Get, Release
+from stepwell.storage.operations import Get
 
 if TYPE_CHECKING:
     from stepwell.nodes.engine.base_flow import BaseFlow
@@ -41,8 +43,11 @@ Retried = Literal["failed", "stuck", "paused"]
 _FIRST_POLL, _LONGEST_POLL = 0.01, 0.25
 
 
-async def answer(flow: BaseFlow, given: str, value: Any, *, storage: Storage) -> None:
-    """Store the answer to a wait of a run, given by the id of the wait or of the run."""
+async def answer(flow: BaseFlow, given: str, value: Any, *, storage: Storage, once: bool = False) -> bool:
+    """Store the answer to a wait of a run, given by the id of the wait or of the run, and return whether it was stored.
+
+    ``once``: do not store it either if the run has not read an earlier answer yet, which would be used instead.
+    """
     flow_id = flow_of_wait(given) or given
     wait_id = None if flow_id == given else given
 
@@ -65,16 +70,32 @@ async def answer(flow: BaseFlow, given: str, value: Any, *, storage: Storage) ->
             if asked is None or not await _was_asked(storage, flow_id, table, asked):
                 raise waits.never_asked(flow_id, wait_id, opened)
             return None
+        if once and await _has_answer(storage, flow_id, known[path]):
+            return None
         _check_storable(storage, flow_id, path, value, "the answer")
         message = {"wait": known[path], "value": value}
         until = opened[path]["until"]
         if until is None:
             return message
-        now = await _now(storage, flow_id)
+        now = await lease.clock(storage, flow_id)
         # An answer after the deadline is ignored, even if no worker has fired the timeout yet.
         return {**message, "at": now} if now < until else None
 
-    await _send(storage, flow_id, "answer", message_of)
+    return await _send(storage, flow_id, "answer", message_of)
+
+
+async def _has_answer(storage: Storage, flow_id: str, wait_id: str) -> bool:
+    """Return whether the mail of a run has an answer to a wait."""
+    address = storage.address(RUNS, flow_id)
+    stored: Stored | None = await storage.perform(Get(address, parts=Range.prefix(f"{MAIL}answer:")))
+    seal = storage.seal(address)
+    for name, text in ((stored and stored.parts) or {}).items():
+        # The runner reports damaged mail.
+        with suppress(StoredDataError):
+            message = seal.value("p", name, text)
+            if isinstance(message, dict) and message.get("wait") == wait_id:
+                return True
+    return False
 
 
 async def signal(flow: BaseFlow, flow_id: str, name: str, value: Any, *, storage: Storage) -> None:
@@ -85,17 +106,19 @@ async def signal(flow: BaseFlow, flow_id: str, name: str, value: Any, *, storage
     async def message_of(place: Place, table: dict[str, Any]) -> Mapping[str, Any] | None:
         _check_flow(flow, flow_id, place)
         _check_not_ended(flow_id, table)
-        _check_storable(storage, flow_id, "", value, "the signal")
+        _check_storable(storage, flow_id, None, value, "the signal")
         message = {"name": name, "value": value}
         waiting = [wait for wait in waits.unanswered(table.get("open", {})).values() if wait.get("signal") == name]
         timed = any(wait["until"] is not None for wait in waiting)
-        return {**message, "at": await _now(storage, flow_id)} if timed else message
+        return {**message, "at": await lease.clock(storage, flow_id)} if timed else message
 
     await _send(storage, flow_id, "signal", message_of)
 
 
 async def cancel(flow: BaseFlow, flow_id: str, reason: str | None, *, storage: Storage) -> None:
     """Cancel a run, and return when it has ended as cancelled; raise ``RunFinished`` if it finished before."""
+    if reason is not None and not isinstance(reason, str):
+        raise InvalidOption(f"reason={reason!r}: give a text, or None")
 
     async def message_of(place: Place, table: dict[str, Any]) -> Mapping[str, Any] | None:
         _check_flow(flow, flow_id, place)
@@ -103,6 +126,7 @@ async def cancel(flow: BaseFlow, flow_id: str, reason: str | None, *, storage: S
             raise RunFinished(flow_id)
         return None if table["status"] == "cancelled" else {"reason": reason}
 
+    await _check_unreplaced(storage, flow_id)
     if not await _send(storage, flow_id, "cancel", message_of):
         return
     await _once_free(storage, flow_id, lambda slot: _cancel_held(slot, flow_id, reason))
@@ -115,6 +139,7 @@ async def pause(flow: BaseFlow, flow_id: str, *, storage: Storage) -> None:
         _check_flow(flow, flow_id, place)
         return {} if _can_pause(table, flow_id) else None
 
+    await _check_unreplaced(storage, flow_id)
     if not await _send(storage, flow_id, "pause", message_of):
         return
     await _once_free(storage, flow_id, lambda slot: _pause_held(slot, flow_id))
@@ -171,6 +196,8 @@ async def retry(
         raise InvalidOption(f"limit={limit!r}: give a whole number, or None")
     if isinstance(flow_ids, str):
         flow_ids = [flow_ids]
+    if flow_ids is not None and not isinstance(flow_ids, Iterable):
+        raise InvalidOption(f"flow_ids={flow_ids!r}: give a list of ids, one id, or None")
     retried = 0
     if flow_ids is not None:
         for flow_id in flow_ids:
@@ -240,6 +267,13 @@ async def _send(storage: Storage, flow_id: str, kind: mail.Kind, message_of: mai
         raise
 
 
+async def _check_unreplaced(storage: Storage, flow_id: str) -> None:
+    """Raise ``RunReplaced`` if the state of a run was replaced, because the record has no run any more."""
+    with suppress(UnknownRun):
+        # If there is no run, sending the mail finds out whether it has finished.
+        await monitor.status(storage, flow_id)
+
+
 def _check_flow(flow: BaseFlow, flow_id: str, place: Place) -> None:
     if place.flow != flow._title():
         raise FlowChanged(flow_id, [f"it is a run of flow {place.flow!r}, not of {flow._title()!r}"])
@@ -259,12 +293,14 @@ async def _was_asked(storage: Storage, flow_id: str, table: dict[str, Any], aske
     return waits.was_asked(table.get("open", {}), visits, asked)
 
 
-def _check_storable(storage: Storage, flow_id: str, path: str, value: Any, what: str) -> None:
+def _check_storable(storage: Storage, flow_id: str, path: str | None, value: Any, what: str) -> None:
+    """Raise ``Unstorable`` if a value cannot be stored. ``path``: the node that waits for it, ``None`` for a signal."""
     try:
         Slot(storage, RUNS, flow_id).seal_part("value", value)
     except EncodeError as error:
         inside = error.path.removeprefix("$value")
-        raise Unstorable(path, f"{what}{inside}", error.type_name, error.why) from error
+        signal_to = flow_id if path is None else None
+        raise Unstorable(path or "", f"{what}{inside}", error.type_name, error.why, signal_to=signal_to) from error
 
 
 def _check_not_ended(flow_id: str, table: Mapping[str, Any]) -> None:
@@ -273,15 +309,3 @@ def _check_not_ended(flow_id: str, table: Mapping[str, Any]) -> None:
         raise RunFinished(flow_id)
     if table["status"] == "cancelled":
         raise RunCancelled(flow_id, table.get("cancelled") or None)
-
-
-async def _now(storage: Storage, flow_id: str) -> float:
-    """Return the time of the storage's clock."""
-    if storage.clock is not None:
-        return storage.clock()
-    token = storage.ids()
-    # No key is encoded like this. The lease of an unused address costs one row for a moment.
-    address = Address(RUNS, f"{storage.address(RUNS, flow_id).key} {token}")
-    claimed = await storage.perform(Claim(address, token, 1.0))
-    await storage.perform(Release(address, token))
-    return float(claimed.now)

@@ -8,8 +8,8 @@ from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from stepwell.errors import Conflict, RunCancelled, RunPaused, StorageError
-from stepwell.nodes.engine import children, lease, survivors
+from stepwell.errors import Conflict, LeaseLost, RunCancelled, RunPaused, StorageError
+from stepwell.nodes.engine import children, lease, loop_lag, survivors
 from stepwell.nodes.engine.base_flow import apply_updates
 from stepwell.nodes.engine.branch import Park
 from stepwell.nodes.engine.mail import topic_of
@@ -35,6 +35,7 @@ async def execute(run: Execution, journal: Journal, params: Mapping[str, Any]) -
     slot = journal.slot
     stop_listening = add_listener(slot.storage.wake_key, topic_of(journal.flow_id), journal.check_mail)
     slot.on_version = journal.check_version
+    lag = loop_lag.measure()
     try:
         while True:
             try:
@@ -55,10 +56,12 @@ async def execute(run: Execution, journal: Journal, params: Mapping[str, Any]) -
         await _interrupt(journal, run=run)
         raise
     except (Conflict, StorageError) as error:
-        if error is journal.broken:
+        # A node that blocks the loop for longer than the lease would do so again, so it counts as a death.
+        if error is journal.broken and not (isinstance(error, LeaseLost) and lag.blocked):
             survivors.leave(journal)
         raise
     finally:
+        lag.end()
         slot.on_version = None
         stop_listening()
         journal.stop_reading()
@@ -84,7 +87,7 @@ async def _run_to_end(run: Execution, journal: Journal, params: Mapping[str, Any
             # Another runner has the record, or the storage is unavailable.
             raise
         try:
-            for path in await journal.fail():
+            for path in await journal.fail(error):
                 error.add_note(
                     f"the answer to {path!r} is stored: flow.resume({journal.flow_id!r}) uses it again, "
                     f"flow.resume({journal.flow_id!r}, value) replaces it"

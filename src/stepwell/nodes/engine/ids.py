@@ -69,7 +69,12 @@ class WaitId(NamedTuple):
 
 
 def flow_of_wait(given: str) -> str | None:
-    """Return the flow id in the id of a wait; ``None`` if it is not the id of a wait."""
+    """Return the flow id in the id of a wait; ``None`` if it is not the id of a wait.
+
+    Raises ``InvalidOption`` if it is not a text.
+    """
+    if not isinstance(given, str):
+        raise InvalidOption(f"flow_id={given!r}: give a non-empty string")
     match = _WAIT.fullmatch(given)
     if match is None:
         return None

@@ -100,7 +100,8 @@ class Journal(Mailbox):
         self.rechecks: dict[str, Any] = {}
         #: How often the runner has died since the last node completed.
         self.recoveries: int = 0
-        self._noted: list[BaseException] = []
+        #: The errors of this process, each with its row in ``errors``.
+        self._noted: list[tuple[Exception, list[Any]]] = []
         #: The paths of the nodes that have failed here.
         self._failed: set[str] = set()
         self._saving = False
@@ -173,8 +174,11 @@ class Journal(Mailbox):
         slot.data = dict(self.shared)
         slot.place = Place(self.flow, self.positions[""] or None, self._revision, tuple(self.trail), (table,))
 
-    async def save(self, node: str, *, memo: Any = KEEP, queue: Keep | None = KEEP) -> None:
-        """Commit the position; ``node`` is the node that has just completed, for errors, empty at the start."""
+    async def save(self, node: str, *, memo: Any = KEEP, queue: Keep | None = KEEP, between_nodes: bool = True) -> None:
+        """Commit the position; ``node`` is the node that has just completed, for errors, empty at the start.
+
+        ``between_nodes``: no node or branch runs, so the shared state gets the fields that others have merged.
+        """
         self._changes += 1
         mine = self._changes
         while self._saving:
@@ -199,20 +203,42 @@ class Journal(Mailbox):
             self._fill()
             await self._commit(node, keep=True, deadline=deadline, memo=memo, queue=queue)
             self._saved, self.entered = saving, None
+            version, read = self.slot.version, self._read
+            foreign = read is not None and (version is None or version.number != read.number + 1)
+            if foreign:
+                # Another writer has merged fields or sent mail.
+                await self.look_for_mail()
+            else:
+                self._read = version
+            if between_nodes and self._unmerged:
+                await self._look_for_fields()
         finally:
             self._saving = False
             for waiter in self._waiters:
                 if not waiter.done():
                     waiter.set_result(None)
             self._waiters.clear()
-        version, read = self.slot.version, self._read
-        if read is None or (version is not None and version.number == read.number + 1):
-            self._read = version
-        else:
-            # Another writer has merged fields or sent mail.
-            await self.look_for_mail()
-            if self.cancel is not None and self.on_cancel is not None:
-                raise asyncio.CancelledError
+        if foreign and self.cancel is not None and self.on_cancel is not None:
+            raise asyncio.CancelledError
+
+    async def _look_for_fields(self) -> None:
+        """Read merged fields. If the storage is unavailable, the next commit that succeeds looks again."""
+        try:
+            await self._read_fields()
+        except StepwellError as error:
+            logger.warning("the fields of run %r could not be read (%s); retrying", self.flow_id, error)
+
+    async def _read_fields(self) -> bool:
+        """Give the shared state the fields that others have merged; return whether the record still exists."""
+        self._unmerged = False
+        self.slot.data = dict(self.shared)
+        try:
+            merged = await self.slot.merge_others()
+        except BaseException:
+            self._unmerged = True
+            raise
+        self.shared.update(merged or {})
+        return merged is not None
 
     async def save_whole(self, node: str) -> None:
         """Save, and complete the save even if the caller is cancelled.
@@ -220,7 +246,7 @@ class Journal(Mailbox):
         A branch or item that fails cancels the others, and the run then stores the error. It must know by then
         whether their saves were written.
         """
-        saving = asyncio.ensure_future(self.save(node))
+        saving = asyncio.ensure_future(self.save(node, between_nodes=False))
         try:
             await asyncio.shield(saving)
         except asyncio.CancelledError:
@@ -284,8 +310,9 @@ class Journal(Mailbox):
         self.recoveries = 0
         suspects.leave(self)
 
-    async def fail(self) -> list[str]:
+    async def fail(self, error: Exception) -> list[str]:
         """Commit that the run has failed, at its last position; return the waits that failed on their answer."""
+        self._put_last(error)
         await self.slot.rollback()
         table = dict(self.slot.place.stack[0])
         table["status"] = "failed"
@@ -335,10 +362,32 @@ class Journal(Mailbox):
         self.status = "finished"
         self.positions, self.open = {"": ""}, {}
         self.drop("")
-        self._pending.update(dict.fromkeys(self.mail))
-        self._fill()
         expiry = None if self.keep is True else float(self.keep)
-        await self._commit(node, keep=False, deadline=end_deadline(self.submitted), expiry=expiry)
+        deadline, only_version = end_deadline(self.submitted), self._read
+        while True:
+            if self._unmerged:
+                # run() returns what is stored, so the state must have the fields that others have merged.
+                only_version = await self._read_before_end()
+            self._pending.update(dict.fromkeys(self.mail))
+            self._fill()
+            try:
+                await self._commit(node, keep=False, deadline=deadline, expiry=expiry, only_version=only_version)
+            except VersionChanged:
+                self._unmerged = True
+            else:
+                return
+
+    async def _read_before_end(self) -> Version | None:
+        """Read mail and merged fields, and return the version that has them; ``None`` if the record is not there."""
+        try:
+            await self.read_mail()
+            # A task may read newer mail while the fields are read.
+            version = self._read
+            return version if await self._read_fields() else None
+        except StepwellError as error:
+            # The last commit was not made.
+            self.broken = error
+            raise
 
     def stream(self) -> StreamWriter:
         """Return the writer of the values that nodes write."""
@@ -418,12 +467,22 @@ class Journal(Mailbox):
 
     def note_error(self, stage: Stage, error: BaseException, attempt: int) -> None:
         """Add an error to the last errors, once, with the innermost node that raised it."""
-        if not isinstance(error, Exception) or any(error is known for known in self._noted):
+        if not isinstance(error, Exception) or any(error is known for known, _ in self._noted):
             return
         if isinstance(error, ExceptionGroup) and not stage.leaf:
             # Each of its errors was added with its own node.
             return
-        self._noted.append(error)
         self._failed.add(stage.path)
         row = [self.now(), stage.path, type(error).__name__, message_of(error), traceback_of(error), attempt]
+        self._noted.append((error, row))
         self.errors.append(row)
+
+    def _put_last(self, error: Exception) -> None:
+        """Put the error that fails the run behind the errors of branches that it has cancelled."""
+        for part in error.exceptions if isinstance(error, ExceptionGroup) else ():
+            self._put_last(part)
+        for noted, row in self._noted:
+            if noted is error:
+                with suppress(ValueError):
+                    self.errors.remove(row)
+                self.errors.append(row)

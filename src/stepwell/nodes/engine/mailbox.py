@@ -26,6 +26,7 @@ class Mailbox(RunParts):
         self.flow_id = flow_id
         #: The mail that was read and is not used yet, by the name of its part.
         self.mail: dict[str, Any] = {}
+        #: The names of mail that was used, or cannot be.
         self._used_mail: set[str] = set()
         #: The mail that has cancelled the run.
         self.cancel: Mapping[str, Any] | None = None
@@ -37,6 +38,8 @@ class Mailbox(RunParts):
         self._unread = False
         #: The version up to which this runner knows the writes of others.
         self._read: Version | None = slot.version
+        #: Whether others may have merged fields that the shared state of this runner does not have.
+        self._unmerged: bool = False
         #: When the deadline of the run must be written again, on the monotonic clock.
         self._watched_until = 0.0
 
@@ -54,7 +57,7 @@ class Mailbox(RunParts):
             # The record was replaced or removed, and the next commit raises.
             return
         if self._read is None or version.number > self._read.number:
-            self._read = version
+            self._read, self._unmerged = version, True
         # The mail has set the deadline to the past.
         self._watched_until = 0.0
         self.accept_mail(mail)
@@ -62,12 +65,20 @@ class Mailbox(RunParts):
     def accept_mail(self, mail: Mapping[str, Any]) -> None:
         """Keep mail until it is used."""
         for name in sorted(mail):
-            if name not in self._used_mail and problem_of_part(name, mail[name]) is None:
-                self.mail[name] = mail[name]
-                if kind_of_mail(name) == "cancel":
-                    self.cancel = self.cancel or mail[name]
-                elif kind_of_mail(name) == "pause":
-                    self.pausing = True
+            if name in self._used_mail:
+                continue
+            problem = problem_of_part(name, mail[name])
+            if problem is not None:
+                # Later reads find it again.
+                self._used_mail.add(name)
+                text = "the mail %r of run %r has another form (%s) and is ignored"
+                logger.warning(text, name, self.flow_id, problem)
+                continue
+            self.mail[name] = mail[name]
+            if kind_of_mail(name) == "cancel":
+                self.cancel = self.cancel or mail[name]
+            elif kind_of_mail(name) == "pause":
+                self.pausing = True
         if self.cancel is not None and self.on_cancel is not None:
             self.on_cancel()
 

@@ -85,9 +85,14 @@ def inside_cancelled(place: str, cancelled: asyncio.CancelledError) -> WorkCance
 def exit_of(place: str, error: BaseException, *, in_thread: bool) -> NodeExited | None:
     """Return the error for a ``SystemExit`` or similar of a node of a durable run, else ``None``.
 
-    Ctrl-C raises ``KeyboardInterrupt`` in the main thread only, so in another thread it is one that the node raised.
+    Call it where the error is caught. Ctrl-C raises ``KeyboardInterrupt`` in the main thread only, so in another thread
+    it is one that the node raised.
     """
-    if isinstance(error, Exception | asyncio.CancelledError | GeneratorExit | ExecutorFailed):
+    if isinstance(error, Exception | asyncio.CancelledError | ExecutorFailed):
+        return None
+    if isinstance(error, GeneratorExit) and (error.__traceback__ is None or error.__traceback__.tb_next is None):
+        # The coroutine is being closed, and must not await anything. Each coroutine then gets an exception of its own,
+        # while one that a node has raised comes from a deeper frame.
         return None
     in_thread = in_thread or threading.current_thread() is not threading.main_thread()
     if isinstance(error, KeyboardInterrupt) and not in_thread:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,8 +21,10 @@ __all__ = [
     "OnPark",
     "check_choices",
     "check_unkept",
+    "checked_params",
     "checked_retention",
     "checked_shared",
+    "common_storage",
     "storage_for",
     "storage_of",
 ]
@@ -54,6 +56,28 @@ async def storage_for(flow: BaseFlow, storage: Storage | str | None) -> AsyncIte
             await found.close()
 
 
+def common_storage(flows: Sequence[BaseFlow], storage: Storage | str | None, user: str) -> Storage:
+    """Return the storage for the runs of several flows: the given one, else that of the flows.
+
+    Raises ``InvalidOption`` if the flows have different storages. ``user`` is the class that runs them.
+    """
+    found = storage_of(flows[0], storage)
+    if storage is None and not all(_have_one_storage(flows[0], flow) for flow in flows):
+        raise InvalidOption(
+            f"these flows have different storages: give them one Storage object, give {user}(..., storage=...), or "
+            f"make a {user} for each storage"
+        )
+    return found
+
+
+def _have_one_storage(one: BaseFlow, other: BaseFlow) -> bool:
+    first, second = storage_of(one, None), storage_of(other, None)
+    if first is second:
+        return True
+    # Each memory:// is a storage of its own, and its wake_key shows it.
+    return one._storage_url is not None and one._storage_url == other._storage_url and first.wake_key == second.wake_key
+
+
 def storage_of(flow: BaseFlow, storage: Storage | str | None) -> Storage:
     """Return the given storage, else that of the flow, else the configured one."""
     return as_storage(storage) if storage is not None else flow.storage or default_storage()
@@ -83,6 +107,20 @@ def checked_retention(keep: Retention) -> Retention:
     if isinstance(keep, bool) or (isinstance(keep, int | float) and 0 < keep < float("inf")):
         return keep
     raise InvalidOption(f"keep={keep!r}: give True, False or a number of seconds above 0")
+
+
+def checked_params(params: Mapping[str, Any] | None, *, stored: bool = True) -> Mapping[str, Any]:
+    """Return the params of a run; raise ``InvalidOption`` unless they are a dict.
+
+    ``stored``: the run is durable, and its params must have names as keys.
+    """
+    if params is None:
+        return {}
+    if not isinstance(params, Mapping):
+        raise InvalidOption(f"params={params!r}: give a dict, or None")
+    if stored and (wrong := [name for name in params if not isinstance(name, str)]):
+        raise InvalidOption(f"params has the key {wrong[0]!r}: give names as keys")
+    return params
 
 
 def checked_shared(shared: object) -> dict[str, Any]:

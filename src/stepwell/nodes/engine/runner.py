@@ -8,7 +8,7 @@ from time import monotonic, perf_counter
 from types import CoroutineType
 from typing import Any, TypeVar
 
-from stepwell.errors import TooManySteps, UsageError
+from stepwell.errors import Parked, TooManySteps, UsageError
 from stepwell.nodes.engine.base import END, BaseNode
 from stepwell.nodes.engine.branch import Branch, Park, park_in
 from stepwell.nodes.engine.execution import Execution
@@ -61,7 +61,8 @@ async def run_root(
     except BaseException as error:
         failure = error
         if journal is not None:
-            failure = exit_of(f"flow {root.path!r}", error, in_thread=False) or error
+            place = f"flow {root.path!r}"
+            failure = exit_of(place, error, in_thread=False) or _other_run_waits(place, error) or error
             journal.note_error(root, failure, cursor.attempt)
         if not (isinstance(error, asyncio.CancelledError) and (run.cancels or (journal and journal.cancel))):
             run.end("run.failed", error=failure)
@@ -236,15 +237,31 @@ async def run_nested_durable(stage: Stage, cursor: Cursor, node: Any, shared: An
 def failure_of(stage: Stage, cursor: Cursor, error: BaseException) -> BaseException:
     """Return the error of a node.
 
-    A cancellation from inside the run becomes ``WorkCancelled``, and in a durable run ``SystemExit`` becomes
-    ``NodeExited``, because the error must be stored.
+    A cancellation from inside the run becomes ``WorkCancelled``. In a durable run ``SystemExit`` becomes
+    ``NodeExited``, because the error must be stored, and ``Parked`` becomes ``UsageError``.
     """
     run = cursor.run
-    if cursor.branch is not None and (exited := exit_of(f"node {stage.path!r}", error, in_thread=stage.threaded)):
-        return exited
+    if cursor.branch is not None:
+        place = f"node {stage.path!r}"
+        changed = exit_of(place, error, in_thread=stage.threaded) or _other_run_waits(place, error)
+        if changed is not None:
+            return changed
     if isinstance(error, asyncio.CancelledError) and not run.without_loop and not run.cancelling():
         return inside_cancelled(f"node {stage.path!r}", error)
     return error
+
+
+def _other_run_waits(place: str, error: BaseException) -> UsageError | None:
+    """Return the error for a hook that has run another durable run which waits; ``None`` for other errors.
+
+    Its ``Parked`` would look as if this run waited, which has failed.
+    """
+    if not isinstance(error, Parked):
+        return None
+    return UsageError(
+        f"{place} ran run {error.flow_id!r}, which waits or is paused, and a node cannot wait for a run of run() or "
+        "resume(); start it with step().child(), or make its flow a node of this flow"
+    )
 
 
 def trace(stage: Stage, cursor: Cursor, error: BaseException, began: float) -> None:

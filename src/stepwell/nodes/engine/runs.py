@@ -30,7 +30,8 @@ from stepwell.nodes.engine.journal import Journal
 from stepwell.nodes.engine.plan import program_of
 from stepwell.nodes.engine.run_format import ENDED, table_of
 from stepwell.nodes.engine.stored_run import load, load_queued
-from stepwell.record import KEEP
+from stepwell.record import KEEP, RUNS
+from stepwell.storage.operations import Get
 
 if TYPE_CHECKING:
     from stepwell.nodes.engine.base_flow import BaseFlow
@@ -49,6 +50,8 @@ NewExecution = Callable[["Program", str], "Execution"]
 
 #: The statuses of runs that a worker may continue.
 _TAKEN_BY_WORKERS = frozenset({"queued", "running", "parked", "sleeping"})
+#: Seconds that a new run waits for a claim of its id before it checks again whether a run exists.
+CLAIM_WAIT = 0.25
 #: Seconds after which a call logs that it waits for another runner.
 NOTICE = 1.0
 _HELD = "run %r is held by another runner; waiting up to %g s until it parks or ends, or its lease ends if it died"
@@ -71,28 +74,43 @@ async def start(
         flow_id = new_flow_id(flow._title())
     run = new_execution(program, flow_id)
     loop = asyncio.get_running_loop()
-    asked_at, wait = loop.time(), 0.0 if if_exists == "raise" else lease.LEASE + 2
-    try:
-        async with _hold(storage, flow_id, wait) as slot:
-            if slot.found:
-                if if_exists == "raise":
+    asked_at, longest = loop.time(), lease.LEASE + 2
+    wait, held = 0.0 if if_exists == "raise" else longest, False
+    # On the storage's clock, and not before the call: a run that finished just before it must not count.
+    called_at: float | None = None
+    while True:
+        try:
+            async with _hold(storage, flow_id, wait) as slot:
+                held = True
+                if slot.found:
+                    if if_exists == "raise":
+                        await slot.confirm()
+                        async with _quarantine(slot):
+                            raise RunExists(flow_id, state_only=table_of(slot.place, slot.address) is None)
+                    return await _continue(flow, slot, flow_id, wait_id=None, value=..., new_execution=new_execution)
+                finished_at = _finished_at(slot) if wait else None
+                since = slot.now - (loop.time() - asked_at) if called_at is None else called_at
+                if finished_at is not None and finished_at > since:
+                    # The run has finished while this call waited for it.
                     await slot.confirm()
-                    async with _quarantine(slot):
-                        raise RunExists(flow_id, state_only=table_of(slot.place, slot.address) is None)
-                return await _continue(flow, slot, flow_id, wait_id=None, value=..., new_execution=new_execution)
-            # With "raise" the call does not wait.
-            finished_at = None if if_exists == "raise" else _finished_at(slot)
-            if finished_at is not None and finished_at > slot.now - (loop.time() - asked_at):
-                # The run has finished while this call waited for it.
-                await slot.confirm()
-                raise RunFinished(flow_id)
-            journal = Journal(slot, program, flow._title(), flow_id, shared)
-            await journal.begin(params, keep)
-            return await execute(run, journal, params)
-    except RunBusy:
-        raise
-    except Busy as busy:
-        raise (RunExists(flow_id) if if_exists == "raise" else RunBusy(flow_id, wait)) from busy
+                    raise RunExists(flow_id) if if_exists == "raise" else RunFinished(flow_id)
+                journal = Journal(slot, program, flow._title(), flow_id, shared)
+                await journal.begin(params, keep)
+                return await execute(run, journal, params)
+        except Busy as busy:
+            if held:
+                # The error of a node.
+                raise
+            if if_exists == "raise" and await storage.perform(Get(storage.address(RUNS, flow_id))) is not None:
+                raise RunExists(flow_id) from busy
+            if if_exists != "raise" or loop.time() - asked_at >= longest:
+                raise RunBusy(flow_id, longest) from busy
+            # A call for an unknown run, for example of resume(), claims its id for a moment, and a call of run() claims
+            # it before it writes the start row.
+            wait = CLAIM_WAIT
+            if called_at is None:
+                waited = loop.time() - asked_at
+                called_at = await lease.clock(storage, flow_id) - waited
 
 
 async def resume(
@@ -113,9 +131,10 @@ async def resume(
     wait_id = None if flow_id is None else given
     flow_id = flow_id or given
     # Longer than the lease of a runner that has just died.
-    wait = lease.LEASE + 2 if wait is None else wait
+    wait, held = lease.LEASE + 2 if wait is None else wait, False
     try:
         async with _hold(storage, flow_id, wait) as slot:
+            held = True
             return await _continue(
                 flow,
                 slot,
@@ -125,9 +144,10 @@ async def resume(
                 new_execution=new_execution,
                 by_worker=by_worker,
             )
-    except RunBusy:
-        raise
     except Busy as busy:
+        if held:
+            # The error of a node, or the run waits for its partition.
+            raise
         raise RunBusy(flow_id, wait, answer=value is not ...) from busy
 
 
