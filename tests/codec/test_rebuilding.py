@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from enum import Enum
+from itertools import permutations
 from typing import Any
 
 import msgspec
@@ -12,8 +14,8 @@ import pytest
 
 import stepwell
 from stepwell import MemoryStorage, State
-from stepwell.codec import values
-from stepwell.errors import EncodeError, StoredDataError
+from stepwell.codec import ensure_registered, types, values
+from stepwell.errors import EncodeError, InvalidOption, StoredDataError, UnknownType
 from stepwell.record import Limits
 
 
@@ -150,3 +152,119 @@ async def test_names_of_a_str_subclass_are_stored_as_plain_str() -> None:
 def test_hostile_texts_are_typed_errors(text: str) -> None:
     with pytest.raises(StoredDataError):
         values.decode(text)
+
+
+# Classes that forms, flows and bots register
+
+
+class Color(Enum):
+    RED = 1
+
+
+@dataclasses.dataclass
+class Paint:
+    color: str
+
+
+RED = Paint("red")
+
+
+class Other:
+    class Color(Enum):
+        RED = 1
+
+
+@pytest.fixture
+def registry() -> Iterator[None]:
+    """Remove the names that a test registers."""
+    registered: tuple[Any, ...] = (types.PACKERS, types._UNPACKERS, types._OWNERS, types._AUTOMATIC, types._NAMED)
+    kept = [(each, each.copy()) for each in registered]
+    yield
+    for each, before in kept:
+        each.clear()
+        each.update(before)
+
+
+def text_of(value: Any) -> str:
+    return values.encode(value, Limits()).decode()
+
+
+def release(*registrations: tuple[type, str]) -> None:
+    """Forget all names of earlier releases, and register these."""
+    for cls in (Color, Paint, Other.Color):
+        types.PACKERS.pop(cls, None)
+        types._AUTOMATIC.pop(cls, None)
+        types._NAMED.discard(cls)
+        for key in [key for key, owner in types._OWNERS.items() if owner is cls]:
+            del types._OWNERS[key], types._UNPACKERS[key]
+    for cls, name in registrations:
+        ensure_registered(cls, name)
+
+
+@pytest.mark.usefixtures("registry")
+@pytest.mark.parametrize("value", [Color.RED, RED])
+def test_the_stored_name_of_a_class_does_not_depend_on_the_order_of_its_registrations(value: Any) -> None:
+    kind = type(value)
+    names = [f"{form}.{kind.__name__}" for form in ("b", "a", "c")]
+    texts = set()
+    for order in permutations(names):
+        release(*((kind, name) for name in order))
+        texts.add(text_of(value))
+    assert texts == {text_of(value)}
+    # Releases before this one stored the name that was registered first.
+    for name in names:
+        release((kind, name))
+        stored = text_of(value)
+        assert name in stored
+        for order in permutations(names):
+            release(*((kind, each) for each in order))
+            assert values.decode(stored) == value
+        # The form with this name was removed.
+        release(*((kind, each) for each in names if each != name))
+        assert values.decode(stored) == value
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_value_of_a_removed_name_is_read_as_another_class_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    release((Color, "gone.Color"))
+    stored = text_of(Color.RED)
+    release((Color, "kept.Color"))
+    for _ in range(3):
+        assert values.decode(stored) is Color.RED
+    (warning,) = caplog.messages
+    assert "no flow, form or bot registers 'gone.Color'; it is read as" in warning
+    with pytest.raises(UnknownType, match=r"gone\.Color"):
+        values.decode(stored.replace("RED", "MAUVE"))
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_removed_name_that_two_classes_may_have_had_is_unknown() -> None:
+    release((Color, "a.Color"))
+    stored = text_of(Color.RED)
+    release((Color, "b.Color"), (Other.Color, "c.Color"))
+    with pytest.raises(UnknownType, match=r"a\.Color"):
+        values.decode(stored)
+    release((Color, "a.Color"), (Other.Color, "c.Color"))
+    assert values.decode(stored) is Color.RED
+    assert values.decode(text_of(Other.Color.RED)) is Other.Color.RED
+    # The name of another class. Other.Color keeps its own.
+    ensure_registered(Other.Color, "a.Color")
+    assert values.decode(stored) is Color.RED
+    assert values.decode(text_of(Other.Color.RED)) is Other.Color.RED
+    release((Color, "a.Color"))
+    with pytest.raises(InvalidOption, match="already registered"):
+        ensure_registered(Other.Color, "a.Color")
+
+
+@pytest.mark.usefixtures("registry")
+@pytest.mark.parametrize("first", [True, False])
+def test_the_name_given_to_record_type_is_stored_and_others_are_read(first: bool) -> None:
+    release((Color, "a.Color"))
+    stored = text_of(Color.RED)
+    release()
+    steps = [lambda: stepwell.record_type(name="paint")(Color), lambda: ensure_registered(Color, "a.Color")]
+    for step in steps if first else reversed(steps):
+        step()
+    ensure_registered(Color, "b.Color")
+    assert text_of(Color.RED) == '{"$enum":["paint","RED"]}'
+    assert values.decode(stored) is Color.RED

@@ -11,7 +11,7 @@ import pytest
 
 from stepwell import State, Storage
 from stepwell.errors import InvalidOption, StorageUnavailable
-from stepwell.fsm import FSM, Context, DuplicateUpdate, Flow, Router, command, keys, state
+from stepwell.fsm import FSM, Context, DuplicateUpdate, Flow, Router, command, keys, outbox, state
 from stepwell.testing import Clock, FaultyStorage
 from tests.backends import Backend
 from tests.fsm.conftest import Form, Make, Open, message
@@ -180,7 +180,11 @@ async def test_timers_of_a_renamed_state_fire_after_the_deploy(storage: Storage,
     assert await storage.get_state("bot", 1) == State("timed", "late", {"migrated": True})
 
 
-async def test_a_slow_timer_and_a_failing_timer_do_not_delay_others(backend: Backend) -> None:
+async def test_a_slow_timer_and_a_failing_timer_do_not_delay_others(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The machine waits so long for the slow timer before it cancels it.
+    monkeypatch.setattr(outbox, "STOP_TIMEOUT", 0.5)
     released = asyncio.Event()
 
     async def on_timeout(ctx: Context) -> None:

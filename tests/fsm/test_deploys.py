@@ -121,7 +121,11 @@ async def test_a_record_that_cannot_be_migrated_can_still_be_used(
     assert await storage.get_state("bot", 1) == State("form", "name", {})
 
 
-@pytest.mark.parametrize("wrong", [None, ("email",), ("nowhere", {}), ("email", 7)], ids=repr)
+@pytest.mark.parametrize(
+    "wrong",
+    [None, ("email",), ("nowhere", {}), ("email", 7), ("email", {"x": object()})],
+    ids=lambda wrong: repr(wrong)[:20],
+)
 async def test_a_migration_with_an_invalid_result_changes_nothing(
     storage: Storage, wrong: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -14,8 +14,10 @@ import msgspec
 import pydantic
 import pytest
 
+from stepwell import MemoryStorage
 from stepwell.errors import InvalidOption, TransitionError, UnknownFlowError, UsageError
 from stepwell.fsm import FSM, Context, Flow, Form, Router, callback, command, fsm_flow, keyboard, state, text
+from stepwell.storage.operations import Get
 from stepwell.testing import Chat
 from tests.backends import Backend
 
@@ -437,6 +439,27 @@ async def test_a_validator_may_raise_a_text_for_the_user_and_may_be_async() -> N
     assert await chat.send("b@example.com") == ["Plan?"]
 
 
+async def test_a_validator_that_raises_without_a_text_refuses_the_value() -> None:
+    def refuse(ctx: Context, value: str) -> None:
+        raise ValueError
+
+    form, _ = person_form(validate={"name": refuse})
+    assert await sent(Chat(bot(form)), "/register", "Alice") == "This is not a valid answer."
+
+
+async def test_a_model_that_raises_without_a_text_refuses_the_whole() -> None:
+    @dataclass
+    class Never:
+        name: str
+
+        def __post_init__(self) -> None:
+            raise ValueError
+
+    chat = Chat(bot(Form(Never, name="never", command="never")))
+    await sent(chat, "/never", "Alice")
+    assert await chat.press("Confirm") == ["This is not a valid answer.\n\nPlease check your answers:\n\nName: Alice"]
+
+
 async def test_a_def_on_done_runs_too_and_without_one_the_user_is_thanked() -> None:
     values = []
 
@@ -659,6 +682,16 @@ async def parse_slowly(text: str) -> str:
 
 
 @dataclass
+class EmptyChoice:
+    plan: Literal["", "pro"]
+
+
+@dataclass
+class SameChoices:
+    plan: Literal[1, "1"]
+
+
+@dataclass
 class Wrong:
     number: int = None  # type: ignore[assignment]
 
@@ -681,6 +714,16 @@ class Wrong:
         (lambda: Form(Applicant, name="x", strings={"bakc": "?"}), "strings= has 'bakc'.*did you mean 'back'"),
         (lambda: Form(Applicant, name="x", strings=1), "strings= takes a mapping"),  # type: ignore[arg-type]
         (lambda: Form(Applicant, name="x", on_idle=print), "on_idle= needs idle="),
+        (lambda: Form(Applicant, name="x", ask={"name": " "}), "ask= has an empty text for 'name'"),
+        (lambda: Form(Applicant, name="x", strings={"done": ""}), "strings= has an empty text for 'done'"),
+        (
+            lambda: Form(Applicant, name="x", strings={"bad.age": "use {curly}"}),
+            r"'bad.age'.* its fields are: \{problem\}",
+        ),
+        (lambda: Form(Applicant, name="x", strings={"question": "use { brace"}), r"its fields are: \{label\}"),
+        (lambda: Form(Applicant, name="x", strings={"cancelled": "{oops}"}), "its fields are: none"),
+        (lambda: Form(EmptyChoice, name="x"), "'plan' has the choice '', and a button needs a text"),
+        (lambda: Form(SameChoices, name="x"), "SameChoices.plan has two choices with the text '1'"),
         (lambda: Form(Odd, name="x"), r"Odd.items is a list\[str\], which cannot be read from a text.*parse="),
         (lambda: Form(Wrong, name="x"), "the default of Wrong.number does not fit its type"),
     ],
@@ -688,6 +731,26 @@ class Wrong:
 def test_a_wrong_option_is_refused_with_a_sentence(make: Any, problem: str) -> None:
     with pytest.raises(InvalidOption, match=problem):
         make()
+
+
+def test_every_default_string_and_its_fields_may_be_replaced() -> None:
+    form = Form(
+        Applicant, name="x", strings={**Form.STRINGS, "none": "", "bad.age": "{problem} {{ }}", "ask.name": "{"}
+    )
+    assert form.name == "x"
+    assert Form(EmptyChoice, name="y", strings={"choice.plan.": "None"}).name == "y"
+
+
+async def test_a_question_that_returns_no_text_is_named() -> None:
+    nothing: Any = lambda ctx: None  # noqa: E731
+    chat = Chat(bot(Form(Applicant, name="x", command="go", ask={"name": nothing})))
+    with pytest.raises(InvalidOption, match=r"ask=\{'name': \.\.\.\} must return a text that is not empty, got None"):
+        await chat.send("/go")
+
+
+async def test_a_lone_surrogate_in_an_answer_is_refused() -> None:
+    form, _ = person_form()
+    assert await sent(Chat(bot(form)), "/register", "Ali\ud800ce") == "Please send a text."
 
 
 async def test_a_form_whose_flow_is_not_registered_is_refused() -> None:
@@ -708,3 +771,43 @@ def test_the_flow_declares_the_usual_moves() -> None:
     flow = Form(Applicant, name="signup").flow
     assert flow.states == ("ask_name", "ask_email", "ask_plan", "ask_age", "confirm")
     assert flow.transitions["ask_email"] == ("ask_plan", "ask_name", "confirm")
+
+
+# Several forms
+
+
+class Fit(Enum):
+    TIGHT = 1
+
+
+@dataclass
+class Shirt:
+    fit: Fit
+    name: str
+
+
+@dataclass
+class Shoe:
+    fit: Fit
+    width: int
+
+
+@pytest.mark.parametrize("order", [("shoe", "shirt"), ("shirt", "shoe")])
+async def test_the_enum_of_two_forms_is_stored_under_one_name(order: tuple[str, ...]) -> None:
+    models: dict[str, Any] = {"shirt": Shirt, "shoe": Shoe}
+    forms = [Form(models[name], name=name, command=name) for name in order]
+
+    def make_router(storage: Any) -> Router:
+        router = Router(FSM("bot", storage=storage, flows=[form.flow for form in forms]))
+        for form in forms:
+            router.include(form.router)
+        return router
+
+    storage = MemoryStorage()
+    chat = Chat(make_router, storage=storage)
+    for name in order:
+        await chat.send(f"/{name}")
+        await chat.send("tight")
+        record = await storage.perform(Get(storage.address("bot", (42, 42))))
+        assert '{"$enum":["shirt.Fit","TIGHT"]}' in record.fields["fit"]
+        await chat.send("/cancel")

@@ -11,7 +11,7 @@ import aiogram.methods as aiogram_methods
 import pytest
 
 from stepwell import MemoryStorage
-from stepwell.errors import AlreadyHeld, InvalidOption, TransitionError
+from stepwell.errors import AlreadyHeld, InvalidFlow, InvalidOption, TransitionError
 from stepwell.fsm import FSM, Context, Flow, Router, fsm_flow, kind, state
 from stepwell.fsm.parameters import PARAMETERS
 from stepwell.testing import Chat, Clock
@@ -162,6 +162,39 @@ async def test_an_undeclared_move_is_still_a_transition_error() -> None:
         ctx.transition("nowhere")
 
     assert "is not a state of flow 'order'" in await error_of(handler, TransitionError)
+
+
+async def yielding(ctx: Context) -> Any:
+    yield ctx
+
+
+def no_arguments() -> None: ...
+
+
+def three_arguments(ctx: Any, error: Any, more: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("handler", "said"),
+    [
+        (yielding, "yielding contains yield"),
+        (no_arguments, r"no_arguments\(\).* has the wrong arguments; write no_arguments\(ctx"),
+        (three_arguments, r"has the wrong arguments; write three_arguments\(ctx"),
+    ],
+)
+def test_a_function_that_could_never_handle_anything_is_refused(handler: Any, said: str) -> None:
+    router = Router(FSM("bot", storage="memory://", flows=[]))
+    with pytest.raises(InvalidOption, match=said):
+        router.on()(handler)
+    with pytest.raises(InvalidOption, match=said):
+        router.on_error(handler)
+
+
+def test_a_timeout_function_with_other_arguments_is_refused() -> None:
+    with pytest.raises(InvalidFlow, match="on_timeout= takes a state or a function of the context"):
+
+        class Late(Flow, name="late"):
+            a = state(to=[], timeout=5, on_timeout=no_arguments)
 
 
 def test_a_misspelled_kind_of_update_is_refused_and_a_new_one_is_not() -> None:

@@ -92,6 +92,13 @@ async def test_an_unknown_state_is_kept_with_one_warning(caplog: pytest.LogCaptu
     assert "'gone'" in message and "'form'" in message and "clear_flow" in message
 
 
+async def test_each_unknown_state_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    policy = unknown_state("keep")
+    for state in ("gone", "gone", "lost", "gone", None, None):
+        assert await policy.resolve(None, "form", state) == "keep"
+    assert [message.split()[3] for message in caplog.messages] == ["'gone'", "'lost'", "None"]
+
+
 async def test_an_unknown_state_is_reset_raised_or_passed_to_a_function(caplog: pytest.LogCaptureFixture) -> None:
     assert await unknown_state("reset").resolve(None, "form", "gone") == "reset"
     with pytest.raises(UnknownStateError, match="'gone' of flow 'form'"):

@@ -218,6 +218,31 @@ async def test_calls_are_sent_after_the_commit(fsm: FSM) -> None:
     assert sent == [("one", State("form", "name", {})), ("two", State("form", "name", {}))]
 
 
+async def test_send_may_be_a_def_function(fsm: FSM) -> None:
+    sent: list[str] = []
+
+    def send(call: dict[str, Any]) -> None:
+        sent.append(call["text"])
+
+    router = Router(fsm, send=send)
+
+    @router.on()
+    async def answer(ctx: Context) -> None:
+        ctx.answer("one")
+        ctx.answer("two")
+
+    await router.handle(message(update_id=1))
+    async with fsm.conversation(key=KEY) as ctx:
+        ctx.answer("three")
+    assert sent == ["one", "two", "three"]
+
+
+def test_a_send_that_cannot_be_called_is_refused(fsm: FSM) -> None:
+    wrong: Any = "x"
+    with pytest.raises(InvalidOption, match=r"Router\(send=\.\.\.\) takes a function of a call, got 'x'"):
+        Router(fsm, send=wrong)
+
+
 @pytest.mark.filterwarnings("ignore:.*never gets an update:UserWarning")
 async def test_a_scope_adds_its_filters_and_keeps_the_order_of_handlers(fsm: FSM) -> None:
     router = Router(fsm)
@@ -255,6 +280,32 @@ def test_a_state_that_a_flow_has_gives_no_warning(make_fsm: Make) -> None:
         Router(make_fsm()).on(fsm_state(fine))
     for nothing_known in (Router(), Router(make_fsm(flows=[]))):
         nothing_known.on(fsm_state("emial"))
+
+
+@pytest.mark.parametrize(
+    ("filters", "requested"),
+    [
+        ((text(),), set()),
+        ((kind("message", "my_chat_member"),), set()),
+        ((~kind("message_reaction"),), set()),
+        ((kind("message_reaction"),), {"message_reaction"}),
+        ((kind("chat_member", "message") & fsm_in_flow(),), {"chat_member"}),
+        ((text() | kind("message_reaction_count"),), {"message_reaction_count"}),
+    ],
+)
+def test_kinds_that_telegram_sends_only_on_request_are_requested_if_a_filter_names_them(
+    fsm: FSM, filters: Any, requested: set[str]
+) -> None:
+    router, inner = Router(fsm), Router()
+    inner.scope(*filters).on()(print)
+    router.include(inner)
+    kinds = router.allowed_updates
+    if not requested:
+        assert kinds is None
+    else:
+        assert kinds is not None
+        assert {"message", "callback_query", "poll", *requested} <= set(kinds)
+        assert {"chat_member", "message_reaction", "message_reaction_count"}.intersection(kinds) == requested
 
 
 async def test_an_included_router_keeps_its_place_in_the_order(fsm: FSM) -> None:

@@ -16,7 +16,7 @@ from stepwell.codec import values
 from stepwell.codec.json import MalformedJSON, from_json
 from stepwell.codec.keys import decode_name, encode_name
 from stepwell.errors import CorruptRecord, EncodeError, KeyMissing, StoredDataError, TooLarge
-from stepwell.record import NOWHERE, Address, Damage, Head, Limits, Place
+from stepwell.record import NOWHERE, Address, Damage, Head, Limits, Place, Stored
 
 __all__ = ["ENCRYPTED", "Seal", "flow_index", "flow_of_index"]
 
@@ -177,11 +177,29 @@ class Seal:
         if text[:9] != f"{check:08x} ":
             if isinstance(text, Damage):
                 raise text.error or CorruptRecord(self.address.text, text.what, text.why)
-            what = f"the field {name!r}" if kind == "f" else _NAMES.get(kind, f"the part {name!r}")
-            if text.startswith(ENCRYPTED):
-                raise KeyMissing(self.address.text, what, text[2:8])
-            raise CorruptRecord(self.address.text, what, "does not match its checksum")
+            self.check_key(kind, name, text)
+            raise CorruptRecord(self.address.text, _what(kind, name), "does not match its checksum")
         return body
+
+    def check_key(self, kind: str, name: str, text: str) -> None:
+        """Raise ``KeyMissing`` if a stored text needs a key that the reader does not have. It is not decoded."""
+        if text.startswith(ENCRYPTED):
+            raise KeyMissing(self.address.text, _what(kind, name), text[2:8])
+        if isinstance(text, Damage) and isinstance(text.error, KeyMissing):
+            raise text.error
+
+    def check_keys(self, stored: Stored) -> None:
+        """Raise ``KeyMissing`` if a text of a record needs a key that the reader does not have."""
+        if stored.head is not None:
+            self.check_key("h", "", stored.head)
+        for kind, texts in (("f", stored.fields), ("p", stored.parts or {})):
+            for name, text in texts.items():
+                self.check_key(kind, name, text)
+
+
+def _what(kind: str, name: str) -> str:
+    """Return how errors name a text."""
+    return f"the field {name!r}" if kind == "f" else _NAMES.get(kind, f"the part {name!r}")
 
 
 def flow_index(flow: str, revision: int | None = None) -> str:

@@ -6,6 +6,7 @@ Stored values contain the registered name of a class, never a module: decoding a
 from __future__ import annotations
 
 import dataclasses
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from enum import Enum, Flag
@@ -16,12 +17,20 @@ from stepwell.errors import InvalidOption, StoredDataError, UnknownType
 
 __all__ = ["PACKERS", "class_of", "ensure_registered", "record_type", "register_shape", "unpack"]
 
+logger: logging.Logger = logging.getLogger(__name__)
+
 T = TypeVar("T", bound=type)
 
 #: For each class, a function that returns the tag, the registered name and the plain parts of an instance.
 PACKERS: dict[type, Callable[[Any], tuple[str, str, Any]]] = {}
 _UNPACKERS: dict[tuple[str, str], Callable[[Any], Any]] = {}
 _OWNERS: dict[tuple[str, str], type] = {}
+#: The names that ``ensure_registered`` has given to a class.
+_AUTOMATIC: dict[type, set[str]] = {}
+#: The names that no class has any more, and that are read as another one.
+_guessed: set[str] = set()
+#: The classes that are stored under a name that was chosen for them.
+_NAMED: set[type] = set()
 
 
 @overload
@@ -47,9 +56,18 @@ def record_type(cls: Any = None, *, name: str | None = None) -> Any:
 
 
 def ensure_registered(cls: type, name: str) -> None:
-    """Register a class under this name, unless it is registered. A TypedDict is a plain dict and is ignored."""
-    if cls not in PACKERS and not issubclass(cls, dict):
-        _registered(cls, name)
+    """Register a class for a form, a flow or a bot that uses it. A TypedDict is a plain dict and is ignored.
+
+    A class that several of them use has several names. Values with any of these names are read. The stored name is
+    that of ``record_type``, else the alphabetically first one, so it does not depend on the order of the calls.
+    """
+    if issubclass(cls, dict):
+        return
+    names = _AUTOMATIC.get(cls, set())
+    if name in names or (cls in PACKERS and not _is_free(_tag_of(cls), name, cls)):
+        return
+    _register(cls, name, writes=cls not in _NAMED and name == min({name, *names}))
+    _AUTOMATIC[cls] = {name, *names}
 
 
 def _registered(cls: Any, name: str | None) -> Any:
@@ -57,18 +75,24 @@ def _registered(cls: Any, name: str | None) -> Any:
         raise InvalidOption(f"record_type decorates a class, not {cls!r}; pass a name as record_type(name=...)")
     if name is not None and (not isinstance(name, str) or not name):
         raise InvalidOption(f"record_type(name={name!r}): the name must be a non-empty str")
-    name = name or cls.__name__
-    tag = "$enum" if issubclass(cls, Enum) else "$record"
+    _register(cls, name or cls.__name__, writes=True)
+    _NAMED.add(cls)
+    return cls
+
+
+def _register(cls: type, name: str, *, writes: bool) -> None:
+    """Read values with this name as instances of a class, and with ``writes`` store its instances under it."""
     shape = next((kind(cls) for accepts, kind in _KINDS if accepts(cls)), None)
     if shape is None:
         raise InvalidOption(
             f"{cls.__qualname__} cannot be registered: record_type supports Enums, dataclasses, msgspec Structs "
             "and pydantic models; make it one of these, or store its plain values"
         )
+    tag = _tag_of(cls)
     _own(tag, name, cls)
-    PACKERS[cls] = lambda value: (tag, name, shape.pack(value))
+    if writes:
+        PACKERS[cls] = lambda value: (tag, name, shape.pack(value))
     _UNPACKERS[tag, name] = shape.unpack
-    return cls
 
 
 def register_shape(cls: type, name: str, pack: Callable[[Any], Any], unpack: Callable[[Any], Any]) -> None:
@@ -76,11 +100,12 @@ def register_shape(cls: type, name: str, pack: Callable[[Any], Any], unpack: Cal
     _own("$record", name, cls)
     PACKERS[cls] = lambda value: ("$record", name, pack(value))
     _UNPACKERS["$record", name] = unpack
+    _NAMED.add(cls)
 
 
 def unpack(tag: str, name: str, stored: Any) -> Any:
     """Return an instance of the class that is registered under a name."""
-    unpacker = _UNPACKERS.get((tag, name))
+    unpacker = _UNPACKERS.get((tag, name)) or _UNPACKERS.get((tag, _present_name(tag, name)))
     if unpacker is None:
         raise UnknownType(name)
     try:
@@ -88,6 +113,9 @@ def unpack(tag: str, name: str, stored: Any) -> Any:
     except StoredDataError:
         raise
     except Exception as error:
+        if (tag, name) not in _UNPACKERS:
+            # It is of another class than the one that it was read as.
+            raise UnknownType(name) from None
         # The original message may contain stored data, so it is left out.
         raise StoredDataError(
             f"a stored {name!r} no longer fits its class ({type(error).__name__}); "
@@ -97,12 +125,48 @@ def unpack(tag: str, name: str, stored: Any) -> Any:
 
 def class_of(tag: str, name: str) -> type | None:
     """Return the class that is registered under a name in this process, if any."""
-    return _OWNERS.get((tag, name))
+    return _OWNERS.get((tag, name)) or _OWNERS.get((tag, _present_name(tag, name)))
+
+
+def _present_name(tag: str, name: str) -> str:
+    """Return a name of the class that a form, a flow or a bot has registered as ``name``, and that others use too.
+
+    It may have been removed since. The class has the same name, unless several classes have it. A warning says which
+    class was chosen, because it may be another one.
+    """
+    prefix, _, last = name.rpartition(".")
+    if not prefix:
+        return name
+    found = {
+        (cls.__module__, cls.__qualname__): min(names)
+        for cls, names in _AUTOMATIC.items()
+        if cls.__name__ == last and _tag_of(cls) == tag
+    }
+    if len(found) != 1:
+        return name
+    (owner, present) = found.popitem()
+    if name not in _guessed:
+        _guessed.add(name)
+        logger.warning(
+            "no flow, form or bot registers %r; it is read as %s. If this is another class, give both a name with "
+            "@record_type(name=...)",
+            name, ".".join(owner),
+        )  # fmt: skip
+    return present
+
+
+def _tag_of(cls: type) -> str:
+    return "$enum" if issubclass(cls, Enum) else "$record"
+
+
+def _is_free(tag: str, name: str, cls: type) -> bool:
+    owner = _OWNERS.get((tag, name))
+    return owner is None or (owner.__module__, owner.__qualname__) == (cls.__module__, cls.__qualname__)
 
 
 def _own(tag: str, name: str, cls: type) -> None:
-    owner = _OWNERS.get((tag, name))
-    if owner is not None and (owner.__module__, owner.__qualname__) != (cls.__module__, cls.__qualname__):
+    if not _is_free(tag, name, cls):
+        owner = _OWNERS[tag, name]
         raise InvalidOption(
             f"the name {name!r} is already registered for {owner.__module__}.{owner.__qualname__}; "
             f"give {cls.__module__}.{cls.__qualname__} another one with @record_type(name=...)"

@@ -6,6 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
+from contextvars import ContextVar
 from typing import Any
 
 from stepwell.codec import encode_namespace
@@ -20,12 +21,14 @@ from stepwell.record import LOGS, Address
 from stepwell.slot import Slot
 from stepwell.storage import ANY, Entry
 
-__all__ = ["Forgotten", "find", "forget", "move_chat"]
+__all__ = ["Forgotten", "find", "forget", "forgotten_places", "move_chat"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 #: How often ``forget`` deletes one record that is listed again.
 MOST_ROUNDS = 20
+#: Collects the addresses that ``forget`` deletes in this task and the tasks that it starts, if a runner has set it.
+forgotten_places: ContextVar[set[str] | None] = ContextVar("stepwell_forgotten_places", default=None)
 
 
 async def find(fsm: Machine, user: int | None, chat: int | None, flow: Any, state: Any) -> AsyncIterator[Entry]:
@@ -62,6 +65,7 @@ async def forget(fsm: Machine, user: int | None, chat: int | None) -> Forgotten:
     storage = fsm.storage
     count = 0
     again: Counter[Address] = Counter()
+    places = forgotten_places.get()
     for namespace, its_tag in ((encode_namespace(fsm.bot, storage.limits), tag), (LOGS, log_tag(fsm.bot, tag))):
         # Deleted records are not listed again, so each round starts from the beginning.
         while addresses := await storage.traces(namespace, its_tag):
@@ -71,6 +75,8 @@ async def forget(fsm: Machine, user: int | None, chat: int | None) -> Forgotten:
                         f"{address.text} was deleted {MOST_ROUNDS} times and is still listed for {tag!r}; either a "
                         "process keeps writing it, or the storage's index of tags is damaged"
                     )
+                if places is not None:
+                    places.add(address.text)
                 await storage.forget(address, tags=(its_tag,))
                 again[address] += 1
                 count += 1

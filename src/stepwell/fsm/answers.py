@@ -100,13 +100,14 @@ def _question(model: type, name: str, field: typed.DataField, parsed: bool) -> Q
             ) from error
     elif nullable:
         default = _nothing
-    return Question(
-        name=name,
-        kind=kind,
-        reads_itself=reads_itself,
-        default=default,
-        choices=() if parsed else tuple(_choices(kind)),
-    )
+    choices = () if parsed else tuple(_choices(kind))
+    keys = [choice.key for choice in choices]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise InvalidOption(
+                f"{model.__name__}.{name} has two choices with the text {key!r}; give each its own text"
+            )
+    return Question(name=name, kind=kind, reads_itself=reads_itself, default=default, choices=choices)
 
 
 def _bare(kind: Any) -> tuple[Any, bool]:

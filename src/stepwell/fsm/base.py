@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 from stepwell.fsm.description import Flows
 from stepwell.fsm.keys import KeyStrategy
@@ -12,7 +12,10 @@ from stepwell.fsm.policy import Policy, UnknownStatePolicy
 from stepwell.fsm.update import Update
 from stepwell.storage import Storage
 
-__all__ = ["Machine"]
+__all__ = ["Machine", "Send"]
+
+#: Sends a Bot API call. It may be a coroutine function; a ``def`` function runs in a thread.
+Send: TypeAlias = Callable[[dict[str, Any]], Any]
 
 
 class Machine:
@@ -39,7 +42,7 @@ class Machine:
     #: The type of ``ctx.profile``.
     profile: type | None
     #: Sends the Bot API calls of timers.
-    send: Callable[[dict[str, Any]], Awaitable[Any]] | None
+    send: Send | None
     #: Calls of the outbox that are being sent.
     deliveries: set[asyncio.Task[None]]
     #: Reads the id of an update; ``None``: its ``update_id``.

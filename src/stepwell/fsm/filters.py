@@ -63,6 +63,11 @@ class Filter(ABC):
         """The states that it names without a flow. A router warns of those that no flow has."""
         return frozenset()
 
+    @property
+    def _kinds(self) -> frozenset[str]:
+        """The kinds of update that it names. A runner requests them from Telegram."""
+        return frozenset()
+
     def __and__(self, other: Filter | Condition) -> Filter:
         return _Combined(all, self, as_filter(other))
 
@@ -132,6 +137,10 @@ class _Combined(Filter):
     @property
     def _states(self) -> frozenset[str]:
         return frozenset().union(*(part._states for part in self.parts))
+
+    @property
+    def _kinds(self) -> frozenset[str]:
+        return frozenset() if self.combine is _none else frozenset().union(*(part._kinds for part in self.parts))
 
 
 def _none(results: Iterable[bool]) -> bool:
@@ -305,11 +314,14 @@ class callback(Filter):  # noqa: N801
 class kind(Filter):  # noqa: N801
     """Match updates of these kinds, by their names in the Bot API: ``kind("my_chat_member")``.
 
+    Telegram sends ``chat_member``, ``message_reaction`` and ``message_reaction_count`` only on request. ``run_polling``
+    and ``stepwell run`` request them if a handler has this filter.
+
     Example::
 
         @router.on(kind("my_chat_member"))
         async def added(ctx):
-            ctx.update_data(member=ctx.update["new_chat_member"]["status"])
+            ctx.update_data(member=ctx.update.event["new_chat_member"]["status"])
     """
 
     __slots__ = ("names",)
@@ -326,6 +338,10 @@ class kind(Filter):  # noqa: N801
 
     def __call__(self, ctx: Context[Any], /) -> bool:
         return ctx.update.kind in self.names
+
+    @property
+    def _kinds(self) -> frozenset[str]:
+        return self.names
 
 
 def _is_edit(update: Update) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from stepwell.errors import InvalidFlow
 from stepwell.fsm.description import RESERVED, FlowDescription, StateName, Timeout, checked
 from stepwell.fsm.diagram import diagram as draw
-from stepwell.fsm.hooks import check_hooks
+from stepwell.fsm.hooks import check_hooks, takes
 
 __all__ = ["Flow", "state"]
 
@@ -194,4 +194,6 @@ def _timeout(flow: str, name: str, declaration: _Declaration, resolved: Callable
         return None
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < inf:
         raise InvalidFlow(flow, f"state {name!r}: timeout= must be a number of seconds above 0, got {seconds!r}")
+    if callable(then) and not takes(then, 1):
+        raise InvalidFlow(flow, f"state {name!r}: on_timeout= takes a state or a function of the context, got {then!r}")
     return Timeout(seconds=float(seconds), then=then, idle=declaration.idle)

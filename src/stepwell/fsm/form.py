@@ -140,7 +140,7 @@ class Form(Generic[T]):
         if question is None:
             # The summary again, or the next question if a release has changed the fields.
             await self._go_on(ctx)
-        elif ctx.text is None or not ctx.text.strip():
+        elif ctx.text is None or not ctx.text.strip() or not _is_storable(ctx.text):
             self._refuse(ctx, question, "bad_text")
         else:
             await self._read(ctx, question, ctx.text.strip())
@@ -176,7 +176,11 @@ class Form(Generic[T]):
             try:
                 accepted = await _portal.call(validate, ctx, value)
             except ValueError as error:
-                self._answer(ctx, (str(error), self._question_buttons(ctx, question)))
+                problem = str(error)
+                if problem.strip():
+                    self._answer(ctx, (problem, self._question_buttons(ctx, question)))
+                else:
+                    self._refuse(ctx, question, "bad_value")
                 return
             if accepted is False:
                 self._refuse(ctx, question, "bad_value")
@@ -281,6 +285,7 @@ class Form(Generic[T]):
             # Without a summary, the last question is open again.
             del ctx.data[question.name]
         text, buttons = self._shown(ctx)
+        problem = problem.strip() or self._wording.text(ctx, "bad_value", problem="").strip()
         self._answer(ctx, (f"{problem}\n\n{text}", buttons))
 
     async def _remind(self, ctx: Context[Any]) -> None:
@@ -381,6 +386,15 @@ class Form(Generic[T]):
 
 def _state_of(field: str) -> str:
     return f"ask_{field}"
+
+
+def _is_storable(text: str) -> bool:
+    """Return whether a text has no lone surrogates, which neither a storage nor Telegram accepts."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _plain(problem: str) -> str:

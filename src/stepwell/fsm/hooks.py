@@ -8,7 +8,7 @@ from typing import Any
 
 from stepwell.errors import InvalidFlow
 
-__all__ = ["check_hooks", "hook_of"]
+__all__ = ["check_hooks", "hook_of", "takes"]
 
 #: The arguments of each hook.
 _HOOKS = {
@@ -45,7 +45,7 @@ def check_hooks(source: type, flow: str) -> None:
         # In a static method, the name of the first argument has no meaning.
         written_static = isinstance(inspect.getattr_static(source, name), staticmethod)
         method = inspect.isfunction(hook) and not written_static and _is_method(hook, count)
-        if not _takes(hook, count + method):
+        if not takes(hook, count + method):
             written = ", ".join(inspect.signature(hook).parameters)
             raise InvalidFlow(flow, f"{name}({written}) has the wrong arguments; write {name}({', '.join(arguments)})")
         if name == "migrate" and inspect.iscoroutinefunction(hook):
@@ -54,10 +54,11 @@ def check_hooks(source: type, flow: str) -> None:
 
 def _is_method(hook: Callable[..., Any], count: int) -> bool:
     """Return whether a function in a class body is a method: it has ``self``, or one argument more."""
-    return next(iter(inspect.signature(hook).parameters), None) == "self" or not _takes(hook, count)
+    return next(iter(inspect.signature(hook).parameters), None) == "self" or not takes(hook, count)
 
 
-def _takes(hook: Callable[..., Any], count: int) -> bool:
+def takes(hook: Callable[..., Any], count: int) -> bool:
+    """Return whether a function can be called with so many arguments."""
     try:
         signature = inspect.signature(hook)
     except (TypeError, ValueError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from math import inf
 from time import monotonic
 from types import TracebackType
@@ -15,7 +15,7 @@ from stepwell.codec import encode_namespace, ensure_registered
 from stepwell.codec.secret import register_data
 from stepwell.errors import InvalidOption
 from stepwell.fsm import admin, keys, outbox
-from stepwell.fsm.base import Machine
+from stepwell.fsm.base import Machine, Send
 from stepwell.fsm.context import Context, Handler
 from stepwell.fsm.conversation import NOT_GIVEN, Conversation
 from stepwell.fsm.description import Flows
@@ -67,7 +67,7 @@ class FSM(Machine):
         sliding: bool = True,
         on_expired: Callable[[Expired], Any] | None = None,
         run_timers: bool = True,
-        send: Callable[[dict[str, Any]], Awaitable[Any]] | None = None,
+        send: Send | None = None,
         profile: type | None = None,
         update_id: Callable[[Update], int | str | None] | None = None,
     ) -> None:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from stepwell.errors import FieldError, MigrationError, StepwellError
+from stepwell.codec import values
+from stepwell.errors import EncodeError, FieldError, MigrationError, StepwellError
 from stepwell.fsm.base import Machine
 from stepwell.fsm.description import FlowDescription
 from stepwell.fsm.typed import check_fields
@@ -78,10 +79,14 @@ def catch_up(flows: Mapping[str, FlowDescription], slot: Slot) -> bool:
 def migrate_slot(flows: Mapping[str, FlowDescription], slot: Slot) -> bool:
     """Migrate a held record, with the outer flows on its stack, in memory. Return whether anything was old."""
     place, data, outdated = _present(flows, slot.place, slot.copy_of_data)
+    if data is not None:
+        _check_storable(slot, slot.place, data)
     stack = []
     for flow, state, revision, history, waiting_data, into in slot.place.stack:
         waiting = Place(flow, state, revision, tuple(history))
         found, found_data, is_outdated = _present(flows, waiting, partial(copy.deepcopy, waiting_data))
+        if is_outdated and found_data is not None:
+            _check_storable(slot, waiting, found_data)
         outdated = outdated or is_outdated
         kept = found_data if is_outdated else waiting_data
         stack.append([found.flow, found.state, found.revision, list(found.history), kept, into])
@@ -90,6 +95,16 @@ def migrate_slot(flows: Mapping[str, FlowDescription], slot: Slot) -> bool:
         if data is not None:
             slot.data = data
     return outdated
+
+
+def _check_storable(slot: Slot, place: Place, data: dict[Any, Any]) -> None:
+    # Otherwise the commit of every update would fail, and the conversation could not continue.
+    try:
+        for name, value in data.items():
+            values.encode(value, slot.storage.limits, f"$.{name}")
+    except EncodeError as error:
+        problem = f"migrate() gave data that cannot be stored: {error}"
+        raise MigrationError(str(place.flow), place.revision or 1, problem) from error
 
 
 def _present(

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from typing import Any, NamedTuple, TypeAlias
 
+from stepwell import _portal
 from stepwell._backoff import backoff
 from stepwell.codec import values
 from stepwell.errors import AlreadyHeld, BotApiError, BotUnavailable, Conflict, EncodeError, StorageError, TooLarge
@@ -180,7 +181,7 @@ async def _send(fsm: Machine, entry: Entry | None, calls: list[dict[str, Any]]) 
         async with asyncio.timeout(SEND_TIMEOUT):
             while calls:
                 try:
-                    await send(calls[0])
+                    await _portal.call(send, calls[0])
                 except BotApiError as error:
                     if isinstance(error, BotUnavailable) and not is_last:
                         raise

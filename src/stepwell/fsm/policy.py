@@ -42,7 +42,14 @@ class Policy:
 class UnknownStatePolicy(Policy):
     """``on_unknown_state``: a stored flow or state that is no longer declared."""
 
-    __slots__ = ()
+    __slots__ = ("_warned",)
+
+    def __init__(
+        self, option: str, choice: str | Callable[..., Any], words: tuple[str, ...], arguments: str = ""
+    ) -> None:
+        super().__init__(option, choice, words, arguments)
+        #: The flows and states of earlier warnings. A record may get many updates before it leaves its state.
+        self._warned: set[tuple[str | None, str | None]] = set()
 
     async def resolve(self, ctx: object, flow: str | None, state: str | None) -> Literal["keep", "reset"]:
         """Return whether to keep the record or to delete it, or raise ``UnknownStateError``.
@@ -58,10 +65,12 @@ class UnknownStatePolicy(Policy):
             raise UnknownStateError(flow, state)
         if self.choice == "reset":
             return "reset"
-        logger.warning(
-            "the stored state %r of flow %r is not declared here and is kept; leave it with clear_flow(), "
-            "start_flow(...) or set_state(..., flow=...)",
-            state,
-            flow,
-        )
+        if (flow, state) not in self._warned:
+            self._warned.add((flow, state))
+            logger.warning(
+                "the stored state %r of flow %r is not declared here and is kept, in all records that have it; leave "
+                "it with clear_flow(), start_flow(...) or set_state(..., flow=...)",
+                state,
+                flow,
+            )
         return "keep"

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import inspect
 import warnings
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from difflib import get_close_matches
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from stepwell import _portal
 from stepwell._backoff import backoff
 from stepwell.errors import Conflict, InvalidOption, StorageError, UnknownFlowError
+from stepwell.fsm.base import Send
 from stepwell.fsm.context import Context, Handler
 from stepwell.fsm.conversation import Conversation
 from stepwell.fsm.filters import Condition, Filter, as_filter
+from stepwell.fsm.hooks import takes
 from stepwell.fsm.machine import FSM
+from stepwell.fsm.update import KINDS, ON_REQUEST
 
 __all__ = ["Router"]
 
@@ -40,7 +43,8 @@ class Router:
     """Handlers with their filters. The first handler whose filters match gets the update.
 
     ``Router(fsm)`` handles updates. A ``Router()`` without a machine only collects handlers, for another router to
-    ``include``. With ``send`` each Bot API call is also passed to that function, after the commit.
+    ``include``. With ``send`` each Bot API call is also passed to that function, ``def`` or ``async def``, after the
+    commit.
 
     Example::
 
@@ -52,13 +56,13 @@ class Router:
             ctx.answer("What's your name?")
     """
 
-    def __init__(
-        self, fsm: FSM | None = None, *, send: Callable[[dict[str, Any]], Awaitable[Any]] | None = None
-    ) -> None:
+    def __init__(self, fsm: FSM | None = None, *, send: Send | None = None) -> None:
         if fsm is not None and not isinstance(fsm, FSM):
             raise InvalidOption(f"Router(fsm) takes an FSM, got {fsm!r}")
+        if send is not None and not callable(send):
+            raise InvalidOption(f"Router(send=...) takes a function of a call, got {send!r}")
         self.fsm: FSM | None = fsm
-        self.send: Callable[[dict[str, Any]], Awaitable[Any]] | None = send
+        self.send: Send | None = send
         if fsm is not None and fsm.send is None:
             # The calls of timers are sent the same way.
             fsm.send = send
@@ -80,6 +84,7 @@ class Router:
         def register(handler: H) -> H:
             if not callable(handler):
                 raise InvalidOption(f"@router.on(...) decorates a function of the context, got {handler!r}")
+            _check_function(handler, "ctx")
             self._warn_if_unreachable(getattr(handler, "__name__", repr(handler)))
             self._routes.append((self._scope + chosen, Route(handler, attempts, inspect.iscoroutinefunction(handler))))
             return handler
@@ -94,6 +99,7 @@ class Router:
         """
         if not callable(handler):
             raise InvalidOption(f"@router.on_error decorates a function of the context and the error, got {handler!r}")
+        _check_function(handler, "ctx", "error")
         if self._error_handlers:
             raise InvalidOption("this router has an error handler already")
         self._error_handlers.append(handler)
@@ -117,26 +123,44 @@ class Router:
         self._warn_if_unreachable("the included router")
         self._routes.append((self._scope, other))
 
+    @property
+    def allowed_updates(self) -> list[str] | None:
+        """The kinds to request with ``setWebhook`` or ``getUpdates``; ``None`` if Telegram's default is enough.
+
+        Telegram sends ``chat_member``, ``message_reaction`` and ``message_reaction_count`` only on request. They are
+        requested if the filters of a handler have ``kind(...)`` with their names.
+        """
+        named = {name for filters, _, _ in self._flat() for each in filters for name in each._kinds}
+        if named.isdisjoint(ON_REQUEST):
+            return None
+        return [name for name in KINDS if name in named or name not in ON_REQUEST]
+
     async def handle(self, update: Any) -> list[dict[str, Any]]:
         """Handle an update and return the Bot API calls to make, each a dict with ``method`` and its parameters.
 
         Without a matching handler, return ``[]`` and write nothing. For an update that was handled before, return the
         same calls again if it is the newest of its key, because they may not have been sent, else ``[]``.
         """
+        calls = await self._collect(update)
+        if self.send is not None:
+            for call in calls:
+                await _portal.call(self.send, call)
+        return calls
+
+    async def _collect(self, update: Any, on_claim: Callable[[], None] | None = None) -> list[dict[str, Any]]:
+        """Handle an update and return its calls, without sending them. ``on_claim``: called once the key is claimed."""
         if self.fsm is None:
             raise InvalidOption(
                 "this router has no machine; make it with Router(fsm), or include it in a router with one"
             )
         conversation = Conversation(self.fsm, update, collects=True, enters=True)
         async with conversation as ctx:
+            if on_claim is not None:
+                on_claim()
             if not ctx.duplicate:
                 await self._run(conversation, ctx)
             # The same list that hooks add to before the commit.
-            calls = ctx.calls
-        if self.send is not None:
-            for call in calls:
-                await self.send(call)
-        return calls
+            return ctx.calls
 
     def handle_sync(self, update: Any) -> list[dict[str, Any]]:
         """``handle`` for code without an event loop. A ``def`` handler runs in the caller's thread, and may block."""
@@ -236,3 +260,13 @@ class Router:
                 stacklevel=3,
             )
         return filters
+
+
+def _check_function(handler: Callable[..., Any], *arguments: str) -> None:
+    """Raise ``InvalidOption`` for a handler that cannot take its arguments, or that would do nothing."""
+    name = getattr(handler, "__name__", repr(handler))
+    if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
+        raise InvalidOption(f"{name} contains yield, so a call of it would do nothing; remove the yield")
+    if not takes(handler, len(arguments)):
+        written = f"{name}({', '.join(arguments)})"
+        raise InvalidOption(f"{name}{inspect.signature(handler)} has the wrong arguments; write {written}")

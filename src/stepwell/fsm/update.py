@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-__all__ = ["KINDS", "Command", "Peer", "Update"]
+__all__ = ["KINDS", "ON_REQUEST", "Command", "Peer", "Update"]
 
 
 class _Kind(NamedTuple):
@@ -53,6 +53,8 @@ _TABLE = (
 )
 #: Every kind of update of Bot API 10.3.
 KINDS: tuple[str, ...] = tuple(kind.name for kind in _TABLE)
+#: Kinds that a bot gets only if ``allowed_updates`` names them.
+ON_REQUEST: frozenset[str] = frozenset({"chat_member", "message_reaction", "message_reaction_count"})
 _KNOWN = frozenset(KINDS)
 _WITHOUT_USER = frozenset(kind.name for kind in _TABLE if not kind.has_user)
 _WITHOUT_CHAT = frozenset(kind.name for kind in _TABLE if not kind.has_chat)

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from enum import Enum
+from string import Formatter
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -55,6 +56,10 @@ STRINGS: Mapping[str, str] = MappingProxyType(
 )
 
 
+#: Parts of the summary, which are not sent alone.
+_MAY_BE_EMPTY = ("answer", "none")
+
+
 class Wording:
     """The texts of one form."""
 
@@ -67,10 +72,21 @@ class Wording:
                 raise InvalidOption(
                     f"ask={{{name!r}: ...}} takes a text or a def function of the context, got {question!r}"
                 )
+            if isinstance(question, str):
+                _check_not_empty("ask", name, question)
         if isinstance(strings, Mapping):
             own = [f"{each}.{name}" for name in questions for each in ("ask", "label", "bad")]
             own += [f"choice.{each.name}.{choice.key}" for each in questions.values() for choice in each.choices]
             check_names("strings", strings, [*STRINGS, *own])
+            for string, text in strings.items():
+                _check_string(string, text)
+            for each in questions.values():
+                for choice in each.choices:
+                    if not choice.label.strip() and f"choice.{each.name}.{choice.key}" not in strings:
+                        raise InvalidOption(
+                            f"{each.name!r} has the choice {choice.value!r}, and a button needs a text; "
+                            f"pass strings={{'choice.{each.name}.{choice.key}': ...}}"
+                        )
         elif not _is_function(strings):
             raise InvalidOption("strings= takes a mapping, or a def function of the context and the id of a string")
 
@@ -86,7 +102,12 @@ class Wording:
             return own
         if ask is None:
             return self.text(ctx, "question", label=self.label(ctx, question.name))
-        return ask if isinstance(ask, str) else ask(ctx)
+        if isinstance(ask, str):
+            return ask
+        asked = ask(ctx)
+        if not isinstance(asked, str) or not asked.strip():
+            raise InvalidOption(f"ask={{{question.name!r}: ...}} must return a text that is not empty, got {asked!r}")
+        return asked
 
     def label(self, ctx: Context[Any], name: str) -> str:
         """Return the name of a field for the user."""
@@ -143,6 +164,34 @@ def check_names(option: str, given: Iterable[str], known: Iterable[str]) -> None
             near = get_close_matches(str(name), names, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"the names are {', '.join(names)}"
             raise InvalidOption(f"{option}= has {name!r}, which the form does not have; {hint}")
+
+
+def _check_string(string: str, text: object) -> None:
+    """Raise ``InvalidOption`` for a replacement that is empty or has an unknown field. Other types are the author's."""
+    if not isinstance(text, str):
+        return
+    if string not in _MAY_BE_EMPTY:
+        _check_not_empty("strings", string, text)
+    kind = string.partition(".")[0]
+    if kind in ("ask", "label", "choice"):
+        # These are not formatted.
+        return
+    fields = {name for _, name, _, _ in Formatter().parse(STRINGS.get(string, "")) if name}
+    if kind.startswith("bad") or kind == "required":
+        fields.add("problem")
+    try:
+        text.format(**dict.fromkeys(fields, ""))
+    except (LookupError, ValueError, AttributeError):
+        known = ", ".join(f"{{{name}}}" for name in sorted(fields)) or "none"
+        raise InvalidOption(
+            f"strings= has {string!r} with the text {text!r}, which cannot be formatted; its fields are: {known}. "
+            "Write a brace as {{ or }}"
+        ) from None
+
+
+def _check_not_empty(option: str, name: str, text: str) -> None:
+    if not text.strip():
+        raise InvalidOption(f"{option}= has an empty text for {name!r}, which Telegram refuses")
 
 
 def _is_function(given: object) -> bool:

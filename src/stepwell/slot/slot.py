@@ -348,6 +348,30 @@ class Slot(Lease):
         found = {name: text for name, text in (stored.parts or {}).items() if name.startswith(prefix)}
         return stored.version, _decode_parts(self._seal, found)
 
+    async def merge_others(self) -> dict[Any, Any] | None:
+        """Add the fields that other writers have merged to ``data``, and return them.
+
+        Fields that were changed here since the load or the last commit stay. Returns ``None`` if the record was
+        replaced or removed. No commit may run meanwhile.
+        """
+        mine = await self.changes()
+        stored: Stored | None = await self.storage.perform(Get(self.address))
+        if stored is None or stored.base != self.base:
+            return None
+        seal, texts, data, prints = self._stored
+        others = {name: text for name, text in stored.fields.items() if texts.get(name) != text}
+        try:
+            merged = await open_data(seal, others)
+        except CorruptRecord as error:
+            await self.storage.quarantine(self.address, stored, error)
+            raise
+        known = {name: mark for name, mark in prints.items() if name not in others}
+        self._stored = StoredFields(seal, {**texts, **others}, {**data, **merged}, known)
+        changed = {*mine.set, *mine.unset}
+        taken = {key: value for key, value in merged.items() if seal.name(key) not in changed}
+        self.data.update(taken)
+        return taken
+
     async def quarantine(self, error: CorruptRecord) -> None:
         """Copy the stored record with its parts to quarantine."""
         stored: Stored | None = await self.storage.perform(Get(self.address, parts=True))
