@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import importlib
 import importlib.util
+import inspect
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -12,9 +15,10 @@ from urllib.parse import quote
 
 from stepwell.errors import UsageError
 from stepwell.fsm import Router
+from stepwell.fsm.hooks import takes
 from stepwell.storage.urls import as_storage
 
-__all__ = ["defines_router", "file_beside", "load_module", "load_router", "watched_files"]
+__all__ = ["defines_router", "file_beside", "import_code", "load_module", "load_router", "watched_files"]
 
 
 def file_beside(path: Path) -> str:
@@ -31,6 +35,10 @@ def load_router(path: Path, storage: str | None = None) -> Router:
     module = load_module(path)
     make, router = getattr(module, "make_router", None), getattr(module, "router", None)
     if callable(make):
+        if inspect.iscoroutinefunction(make) or not takes(make, 1):
+            raise UsageError(
+                f"{path.name}: make_router must be a def function of the storage: def make_router(storage)"
+            )
         router = make(storage or file_beside(path))
         made = "make_router(storage) returned"
     else:
@@ -69,6 +77,19 @@ def watched_files(path: Path) -> dict[str, int]:
         with contextlib.suppress(OSError):
             times[each.name] = each.stat().st_mtime_ns
     return times
+
+
+def import_code(given: str) -> ModuleType:
+    """Import a file or a module, as ``--import`` gives it; raise ``UsageError`` if there is none."""
+    if given.endswith(".py") or "/" in given or os.sep in given:
+        return load_module(Path(given).resolve())
+    # Modules in the working directory can be imported, as with python -m.
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(given)
+    except ModuleNotFoundError as error:
+        raise UsageError(f"cannot import {given} ({error}); give a module, or a file that ends with .py") from error
 
 
 def load_module(path: Path) -> ModuleType:

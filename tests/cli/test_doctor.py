@@ -15,6 +15,7 @@ import asyncpg
 import pytest
 
 from stepwell import State, open_storage
+from stepwell.errors import StorageUnavailable
 from stepwell.fsm import FSM
 from stepwell.nodes import Node, NodeFlow
 from stepwell.operate.checks import check_settings, postgres, redis, sqlite
@@ -258,6 +259,50 @@ async def test_a_storage_that_cannot_be_reached_is_one_failure(command: Command)
     done = await command("doctor", "--storage", "redis://localhost:1?patience=0.1", "--json")
     assert done.code == 1
     assert levels(done, "connection") == ["fail"]
+
+
+@pytest.mark.parametrize("broken", ["page", "due", "queues"])
+async def test_a_server_that_fails_during_the_checks_is_one_failure(
+    broken: str, url: str, command: Command, monkeypatch: pytest.MonkeyPatch, shared_backend: Backend
+) -> None:
+    async def fails(self: Any, *arguments: Any, **options: Any) -> Any:
+        raise StorageUnavailable("Redis at 127.0.0.1:7001 cannot be reached", final=True)
+
+    monkeypatch.setattr(type(shared_backend.storage(url)), broken, fails)
+    done = await command("doctor", "--json")
+    assert (done.code, done.err) == (1, "")
+    assert "Redis at 127.0.0.1:7001 cannot be reached" in found(done, "fail")
+    assert levels(done, "connection") == ["ok", "fail"]
+    text = await command("doctor")
+    assert text.code == 1
+    assert "1 failures" in text.out.splitlines()[-1]
+
+
+async def test_a_damaged_file_gets_no_advice_about_the_network(command: Command, tmp_path: Path) -> None:
+    async with open_storage(f"sqlite:///{tmp_path}/a.db") as storage:
+        await fill(storage)
+    content = (tmp_path / "a.db").read_bytes()
+    (tmp_path / "a.db").write_bytes(content[: len(content) // 2])
+    done = await command("doctor", "--storage", f"sqlite:///{tmp_path}/a.db", "--json")
+    assert "restore it from a backup" in found(done, "fail")
+    assert "network" not in done.out
+
+
+async def test_the_patience_of_bots_is_judged_and_not_that_of_the_command(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged: list[float] = []
+
+    def check(settings: Any) -> list[Any]:
+        judged.append(settings["patience"])
+        return []
+
+    monkeypatch.setattr("stepwell.operate.doctor.check_settings", check)
+    for option, patience in (("durability=fast", 10.0), ("patience=3", 3.0)):
+        url = Redis(Path()).place()
+        done = await command("doctor", "--storage", f"{url}{'&' if '?' in url else '?'}{option}")
+        assert (done.code, judged) == (0, [patience]), done.err
+        judged.clear()
 
 
 async def test_code_without_flows_is_reported(url: str, command: Command, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from stepwell import Log, open_storage
 from stepwell.cli.output import span
-from stepwell.errors import VersionChanged
+from stepwell.errors import RecordReplaced, VersionChanged
 from stepwell.fsm import FSM
 from stepwell.nodes import Node, NodeFlow, Parked, Wait
 from stepwell.operate import edits
@@ -60,6 +60,35 @@ async def test_set_changes_state_and_fields_and_ends_the_timer(
             assert ctx.state == "address"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["name=Zoe", "--unset", "name"], 2, "the field 'name' is both set and removed"),
+        (["--unset", "nosuch"], 3, "has no field 'nosuch'"),
+        (["to.city=Bern"], 2, "is a path into the field 'to'"),
+        (["--unset", "to.city"], 2, "is a path into the field 'to'"),
+        ([], 2, "nothing to change"),
+    ],
+)
+async def test_an_edit_that_would_not_do_what_it_says_is_refused(
+    arguments: list[str], code: int, said: str, url: str, command: Command
+) -> None:
+    before = (await command("show", "shop", "42", "--json")).json
+    for way in ("--yes", "--dry-run"):
+        done = await command("set", "shop", "42", *arguments, way)
+        assert (done.code, done.out) == (code, "")
+        assert said in done.err
+    assert (await command("show", "shop", "42", "--json")).json == before
+
+
+async def test_a_field_with_a_dot_in_its_name_can_be_set(url: str, command: Command) -> None:
+    assert (await command("set", "shop", "42", "a.b=1", "--yes")).code == 0
+    done = await command("set", "shop", "42", "a.b=2", "a=3", "--yes", "--json")
+    assert (done.json["record"]["data"]["a.b"], done.json["record"]["data"]["a"]) == (2, 3)
+    done = await command("set", "shop", "42", "a.b=4", "--yes", "--json")
+    assert done.json["record"]["data"]["a.b"] == 4
+
+
 async def test_an_edit_is_refused_if_the_record_changed_since_it_was_shown(url: str, command: Command) -> None:
     version = (await command("show", "shop", "42", "--json")).json["version"]
     assert (await command("set", "shop", "42", "name=Eve", "--version", version, "--yes")).code == 0
@@ -101,6 +130,21 @@ async def test_an_edit_waits_for_a_handler_and_does_not_overtake_it(
     assert (await command("show", "shop", "42", "--json")).json["state"] == "paid"
 
 
+async def test_forgetting_a_user_does_not_wait_for_a_handler_and_drops_its_changes(
+    url: str, command: Command, shared_backend: Backend
+) -> None:
+    refused = await command("forget", "--user", "42", "--wait", "1s", "--yes")
+    assert refused.code == 2
+    assert "--wait needs a bot and a key" in refused.err
+    async with Slot(shared_backend.storage(url), "shop", (42, 42)) as slot:
+        assert (await command("forget", "shop", "42", "--wait", "0", "--yes")).code == 3
+        assert (await command("forget", "--user", "42", "--yes")).code == 0
+        slot.state = "paid"
+        with pytest.raises(RecordReplaced):
+            await slot.commit()
+    assert (await command("show", "shop", "42")).code == 3
+
+
 async def test_clear_ends_the_conversation_and_keeps_the_profile(
     url: str, command: Command, shared_backend: Backend
 ) -> None:
@@ -126,6 +170,28 @@ async def test_forget_deletes_all_records_of_a_user(url: str, command: Command) 
     assert (await command("forget", "--user", "42", "--yes", "--json")).json == {"forgotten": 0, "records": {}}
 
 
+@pytest.mark.every_backend
+async def test_forget_deletes_the_traces_of_a_cleared_record(
+    url: str, command: Command, shared_backend: Backend
+) -> None:
+    async def handler(ctx: Any) -> None:
+        ctx.update_data(name="Zoe")
+
+    update = {"update_id": 1, "message": {"chat": {"id": 43, "type": "private"}, "from": {"id": 43}, "text": "hi"}}
+    storage = shared_backend.storage(url)
+    await FSM("shop", storage=storage, flows=[Order], run_timers=False).handle(update, handler)
+    for key in ("42", "43"):
+        assert (await command("clear", "shop", key, "--yes")).code == 0
+        dry = await command("forget", "shop", key, "--dry-run", "--json")
+        assert dry.json == {"forgotten": False, "bot": "shop", "traces": [f"({key},{key})"]}
+        done = await command("forget", "shop", key, "--yes", "--json")
+        assert done.json == {"forgotten": True, "bot": "shop", "traces": [f"({key},{key})"]}
+        assert len(done.logged) == 1
+        assert (await command("forget", "shop", key, "--yes")).code == 3
+        assert await storage.traces("shop", f"user:{key}") == []
+    assert (await command("forget", "shop", "99", "--yes")).code == 3
+
+
 async def test_forget_deletes_the_logs_of_a_user(url: str, command: Command) -> None:
     async with open_storage(url) as storage:
         await Log(storage, "shop", 42, tags=("user:42",)).append("secret")
@@ -134,6 +200,32 @@ async def test_forget_deletes_the_logs_of_a_user(url: str, command: Command) -> 
     assert (await command("forget", "--user", "42", "--yes", "--json")).json["forgotten"] == 2
     async with open_storage(url) as storage:
         assert await Log(storage, "shop", 42).read() == []
+
+
+@pytest.mark.every_backend
+async def test_forget_deletes_the_logs_of_bots_without_conversations(
+    url: str, command: Command, shared_backend: Backend
+) -> None:
+    storage = shared_backend.storage(url)
+    for bot in ("other", "third"):
+        await Log(storage, bot, 42, tags=("user:42",)).append("secret")
+        await Log(storage, bot, 43, tags=("user:43",)).append("kept")
+    assert (await command("forget", "other", "--user", "42", "--yes", "--json")).json["forgotten"] == 1
+    unknown = await command("forget", "nobody", "--user", "42", "--yes")
+    assert (unknown.code, unknown.err.count("\n")) == (3, 1)
+    done = (await command("forget", "--user", "42", "--yes", "--json")).json
+    assert done == {"forgotten": 2, "records": {"shop": ["(42,42)"], "third": ['("third",42)']}}
+    for bot in ("other", "third"):
+        assert [len(await Log(storage, bot, user).read()) for user in (42, 43)] == [0, 1]
+
+
+async def test_forget_erases_a_record_from_the_file(command: Command, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    async with open_storage(url) as storage:
+        await storage.set_data("shop", 42, {"name": "NO-TRACE"})
+        # While the bot runs, the last writes are in the WAL too.
+        assert (await command("forget", "shop", "42", "--storage", url, "--yes", "--json")).json["forgotten"] is True
+        assert b"NO-TRACE" not in b"".join(file.read_bytes() for file in tmp_path.iterdir())
 
 
 class Terminal(io.StringIO):
@@ -221,6 +313,10 @@ async def test_a_parked_run_is_answered_and_cancelled_without_its_code(
     assert asked["question"] == {"text": "Really?", "token": "•••"}
     done = await command("answer", "asks", '{"approved": true}', "--yes", "--json")
     assert done.json["answered"] is True
+    for given in ("asks", asked["wait"]):
+        second = await command("answer", given, '{"approved": false}', "--yes")
+        assert (second.code, second.logged) == (3, [])
+        assert "was answered before" in second.err
     finished = await command("resume", "asks", f"{file}:make_refund", "--yes", "--json")
     assert finished.json["shared"] == {"ask": {"approved": True}}
     refused = await command("answer", "bad", "1", "--yes")
@@ -234,6 +330,22 @@ async def test_a_parked_run_is_answered_and_cancelled_without_its_code(
     assert "is cancelled" in refused.err
     assert "To continue it here" not in refused.err
     assert (await command("cancel", "nope", "--yes")).code == 3
+
+
+@pytest.mark.parametrize("kind", ["ValueError", "stepwell.StepwellError"])
+async def test_the_error_of_a_run_that_fails_again_is_printed_without_control_characters(
+    shared_backend: Backend, command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
+) -> None:
+    await start_runs(shared_backend, monkeypatch)
+    file = tmp_path / f"flows_that_fail_{kind.rpartition('.')[2]}.py"
+    failing = f"import stepwell\n{FLOWS}".replace("return 7", f"raise {kind}('\\x1b[31mred\\nnext line')")
+    file.write_text(failing)
+    failed = await command("resume", "bad", str(file), "--yes")
+    assert failed.code == 1
+    assert "\x1b" not in failed.err
+    assert "\\u001b[31mred" in failed.err
+    if kind == "ValueError":
+        assert "failed again: ValueError: \\u001b[31mred\\u000anext line\n" in failed.err
 
 
 async def test_a_damaged_record_is_listed_and_can_be_cleared(
@@ -250,8 +362,29 @@ async def test_a_damaged_record_is_listed_and_can_be_cleared(
     found = (await command("ls", "shop", "--damaged", "--json")).json["records"]
     assert [each["key"] for each in found] == ["(1,1)"]
     assert "checksum" in found[0]["damage"][0]
+    assert "quarantine" not in found[0]["damage"][0], "showing a record keeps no copy"
     assert (await command("clear", "shop", "1", "--yes")).code == 0
     assert (await command("ls", "shop", "--damaged", "--json")).json["records"] == []
+    async with open_storage(url) as storage:
+        kept = await storage.quarantined("shop", (1, 1))
+    assert kept is not None and "Enna" in kept["fields"]["name"]
+
+
+@pytest.mark.parametrize("edit", [["name=Zoe"], ["--unset", "name"], ["city=Rome"]])
+async def test_an_edit_keeps_a_copy_of_a_damaged_record(
+    edit: list[str], tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = SQLite(tmp_path)
+    url = backend.place()
+    monkeypatch.setenv("STEPWELL_STORAGE", url)
+    async with open_storage(url) as storage:
+        await storage.set_data("shop", (1, 1), {"name": "Anna", "age": 7})
+        address = storage.address("shop", (1, 1))
+    await backend.corrupt(url, address, "field", "name", lambda text: text.replace(b"Anna", b"Enna"))
+    assert (await command("set", "shop", "1", *edit, "--yes")).code == 0
+    async with open_storage(url) as storage:
+        kept = await storage.quarantined("shop", (1, 1))
+    assert kept is not None and "Enna" in kept["fields"]["name"] and "7" in kept["fields"]["age"]
 
 
 def test_durations_are_short() -> None:

@@ -234,6 +234,7 @@ BAD: list[tuple[list[str], int, str]] = [
     (["diagram", "{folder}/raises.py"], 1, "failed: ValueError: no token"),
     (["new", "cat", "tom"], 2, "invalid choice: 'cat'"),
     (["new", "bot", "../shop"], 2, "is not a name for a project"),
+    (["new", "bot", "stepwell"], 2, "a project cannot have the name of the package that it uses"),
     (["completion", "powershell"], 2, "invalid choice: 'powershell'"),
     (["inspect", "--port", "http"], 2, "a port must be a number"),
     (["inspect", SQLITE, SQLITE], 1, "give one storage"),
@@ -319,3 +320,34 @@ async def test_a_reader_that_exits_and_a_narrow_terminal(tmp_path: Path) -> None
     # A word, such as a path, may be longer than the room.
     assert [line for line in lines if len(line) > 60 and len(line[18:].split()) > 1] == []
     assert any(line.startswith(" " * 18) and not line.strip().startswith("->") for line in lines)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
+async def test_output_that_cannot_be_written_gives_one_line(tmp_path: Path) -> None:
+    url = SQLITE.format(folder=tmp_path)
+    async with open_storage(url) as storage:
+        await fill(storage)
+    (tmp_path / "bot.py").write_text(
+        "from stepwell.fsm import Flow, state\n\nclass Order(Flow, name='order'):\n    item = state()\n"
+    )
+    program = f"{sys.executable} -m stepwell"
+    for command in (
+        f"ls --storage {url}",
+        f"ls shop --storage {url}",
+        f"ls shop --json --storage {url}",
+        f"doctor --storage {url}",
+        f"diagram {tmp_path}/bot.py",
+        "new-key",
+    ):
+        for stdout, message in (("/dev/full", "cannot write the output"), ("&-", "stdout is closed")):
+            given = f"{program} {command} >{stdout}"
+            done = subprocess.run(["bash", "-c", given], capture_output=True, text=True, check=False, cwd=tmp_path)
+            assert (given, done.returncode) == (given, 1), done.stderr
+            assert message in done.stderr
+            assert "Traceback" not in done.stderr
+            assert done.stderr.count("\n") == 1
+    # With stderr closed, errors are not printed to stdout.
+    closed = subprocess.run(
+        ["bash", "-c", f"{program} show shop 99 --storage {url} 2>&-"], capture_output=True, text=True, check=False
+    )
+    assert (closed.returncode, closed.stdout) == (3, "")

@@ -181,3 +181,23 @@ async def test_control_characters_of_stored_text_do_not_reach_the_terminal(tmp_p
         assert "red" in done.out
         assert "\x1b" not in done.out
         assert "\u202e" not in done.out
+
+
+async def test_a_list_continues_behind_a_key_only(url: str, command: Command) -> None:
+    done = await command("ls", "shop", "--after", "garbage")
+    assert (done.code, done.out) == (2, "")
+    assert "--after" in done.err
+    # The record need not exist any more.
+    found = (await command("ls", "shop", "--after", "(42,99)", "--json")).json["records"]
+    assert [each["key"] for each in found] == ["(43,43)", "(44,44)"]
+
+
+@pytest.mark.parametrize("arguments", [["ls"], ["doctor"], ["show", "shop", "42"]])
+async def test_an_empty_file_is_no_storage_and_stays_empty(
+    arguments: list[str], command: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "empty.db").touch()
+    done = await command(*arguments, "--storage", f"sqlite:///{tmp_path}/empty.db")
+    assert (done.code, done.out) == (1, "")
+    assert "is empty" in done.err
+    assert (tmp_path / "empty.db").stat().st_size == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 
 from stepwell import open_storage
+from stepwell.cli import search
+from stepwell.errors import StorageUnavailable
 from stepwell.nodes import Node, NodeFlow, Parked, Wait, step
 from tests.backends import Backend
 from tests.cli.conftest import Command
@@ -57,6 +60,42 @@ async def test_ctrl_c_ends_a_search_with_what_was_found_and_exit_code_130(tmp_pa
     assert (len(found["records"]), found["looked"], found["complete"]) == (2, 2, False)
 
 
+async def test_a_search_that_fails_shows_what_it_has_found(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    await fill(url, 4)
+    monkeypatch.setattr("stepwell.operate.search.PAGE", 1)
+    look = search.Search.look
+
+    def failing(self: search.Search, looked: int) -> None:
+        look(self, looked)
+        if looked == 2:
+            raise StorageUnavailable("the server")
+
+    monkeypatch.setattr(search.Search, "look", failing)
+    done = await command("find", "city=Rome", "--storage", url)
+    assert done.code == 1
+    assert done.out.count("Rome") == 2
+
+
+async def test_sigterm_ends_a_command_that_asks(tmp_path: Path) -> None:
+    import pty
+
+    url = f"sqlite:///{tmp_path}/a.db"
+    await fill(url, 1)
+    terminal, end = pty.openpty()
+    command = [sys.executable, "-m", "stepwell", "clear", "shop", "0", "--storage", url]
+    asking = subprocess.Popen(command, stdin=end, stdout=end, stderr=end)
+    shown = b""
+    while b"[y/N]" not in shown:
+        shown += os.read(terminal, 10_000)
+    asking.terminate()
+    assert asking.wait(30) == -signal.SIGTERM
+    os.close(end)
+    os.close(terminal)
+
+
 async def test_a_search_says_on_stderr_how_far_it_looked(tmp_path: Path, command: Command) -> None:
     url = f"sqlite:///{tmp_path}/a.db"
     await fill(url, 3)
@@ -79,6 +118,27 @@ async def test_a_terminal_shows_the_progress_of_a_search(tmp_path: Path) -> None
     os.close(terminal)
     assert shown.startswith("\rlooked at 3 records, found 3\r")
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["BOT", "shop", "shop", "shop"]
+
+
+@pytest.mark.parametrize("hold", [0.0, 60.0])
+async def test_the_rows_of_a_list_are_below_their_headers(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch, hold: float
+) -> None:
+    monkeypatch.setattr(search, "HOLD", hold)
+    url = f"sqlite:///{tmp_path}/a.db"
+    async with open_storage(url) as storage:
+        flow = NodeFlow(Ask("ask"), name="f", storage=storage)
+        await flow.submit(flow_id="short")
+        with pytest.raises(Parked):
+            await flow.run(flow_id="a much longer id")
+    lines = (await command("runs", "--storage", url)).out.splitlines()
+    headers = [line for line in lines if line.startswith("RUN")]
+    # A slow search prints the first rows before it knows the width of the later ones.
+    assert len(headers) == (1 if hold else 2)
+    header = lines[0]
+    for line in lines:
+        header = line if line.startswith("RUN") else header
+        assert line[header.index("FLOW") :].split()[0] in ("FLOW", "f")
 
 
 class Ask(Wait):

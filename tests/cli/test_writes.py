@@ -92,3 +92,22 @@ async def test_the_log_may_be_a_file(tmp_path: Path, command: Command, monkeypat
     assert (done.code, done.out, done.err.count("\n")) == (1, "", 1)
     assert "nothing was changed: cannot write to the log" in done.err
     assert (await command("show", "shop", "44")).code == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
+async def test_a_full_log_does_not_hide_that_a_record_was_changed(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEPWELL_STORAGE", url := f"sqlite:///{tmp_path}/a.db")
+    monkeypatch.setenv("STEPWELL_LOG", "/dev/full")
+    monkeypatch.setenv("LOGNAME", "anna")
+    monkeypatch.delenv("SUDO_USER", raising=False)
+    async with open_storage(url) as storage:
+        await fill(storage)
+    done = await command("set", "shop", "42", "name=Zoe", "--yes")
+    assert done.code == 1
+    assert "changed; version" in done.out
+    assert done.err.startswith("stepwell: cannot write to the log /dev/full (")
+    assert done.err.count("\n") == 2
+    assert done.logged == ["anna changed field name of shop (42,42)"]
+    assert (await command("show", "shop", "42", "--json")).json["data"]["name"] == "Zoe"

@@ -122,3 +122,22 @@ async def test_a_field_is_changed_with_the_keyboard_alone(visits: Any) -> None:
     await visit.page.keyboard.press("Tab")
     await visit.page.keyboard.press("Enter")
     await expect(visit.card("Data")).to_contain_text("Zoe")
+
+
+async def test_a_value_that_is_not_edited_is_not_written(visits: Any) -> None:
+    visit = await visits(allow_write=True)
+    fsm = FSM("shop", storage=visit.storage, flows=[shop.Order], run_timers=False)
+    async with fsm.conversation(key=(42, 42)) as ctx:
+        ctx.update_data(price=1.0)
+    await visit.open("record?bot=shop&key=(42,42)")
+    await visit.press("Change price")
+    await visit.confirm("Set")
+    await expect(visit.dialog).to_have_count(0)
+    await expect(visit.page.locator("body")).to_contain_text("Nothing was changed.")
+    data = await visit.storage.get_data("shop", (42, 42))
+    assert (data["price"], type(data["price"])) == (1.0, float)
+    await visit.press("Change price")
+    await visit.page.get_by_label("Value").fill("2")
+    await visit.confirm("Set")
+    await expect(visit.dialog).to_have_count(0)
+    assert (await visit.storage.get_data("shop", (42, 42)))["price"] == 2

@@ -259,6 +259,16 @@ async def test_a_schema_of_a_newer_release_is_refused(admin: Any) -> None:
         await PostgresStorage(shared().url(), schema=name).open()
 
 
+@pytest.mark.parametrize("table", ["records (id int)", "migrations (id int, migration text)", "lanes (id int)"])
+async def test_a_schema_of_another_program_is_refused_and_not_changed(admin: Any, table: str) -> None:
+    name = schema()
+    await admin.execute(f"create schema {name}; create table {name}.{table}")
+    with pytest.raises(StorageUnavailable, match=f"the schema {name} of .* belongs to another program.*schema="):
+        await PostgresStorage(shared().url(), schema=name).open()
+    tables = await admin.fetch("select tablename from pg_tables where schemaname = $1", name)
+    assert [each[0] for each in tables] == [table.partition(" ")[0]]
+
+
 async def test_a_role_without_the_right_to_create_can_use_an_existing_schema(admin: Any) -> None:
     name = schema()
     async with PostgresStorage(shared().url(), schema=name):

@@ -5,18 +5,30 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stepwell import Log, MemoryStorage, SealedStorage, SQLiteStorage, State, Storage, copy_records, open_storage
+from stepwell import (
+    Log,
+    MemoryStorage,
+    SealedStorage,
+    SQLiteStorage,
+    State,
+    StateStorage,
+    Storage,
+    copy_records,
+    open_storage,
+)
 from stepwell.errors import CorruptRecord, InvalidOption, KeyMissing, NotEncrypted, StoredDataError, TooLarge
 from stepwell.fsm import FSM, Flow, state
 from stepwell.nodes import Node, NodeFlow, worker
 from stepwell.record import Address, Change, Head, Queue, Stored
 from stepwell.slot import Slot
 from stepwell.storage import Apply, Claim, Get
+from stepwell.storage.operations import Operation
 from stepwell.storage.sealed import new_key
 from stepwell.testing import Clock
 from tests.backends import Backend
@@ -45,6 +57,16 @@ async def raw(storage: SealedStorage, key: Any = 1) -> Stored:
 async def put(storage: SealedStorage, key: Any = 1, **change: Any) -> None:
     """Change the stored texts of a record."""
     await storage.inner.perform(Apply(storage.address("bot", key), Change(write=storage.ids(), **change)))
+
+
+class CountingStorage(MemoryStorage):
+    """Counts the reads of records."""
+
+    gets = 0
+
+    def perform(self, operation: Operation) -> Coroutine[Any, Any, Any]:
+        self.gets += isinstance(operation, Get)
+        return super().perform(operation)
 
 
 class Ask(Flow, name="ask-something"):
@@ -147,8 +169,9 @@ async def test_a_changed_or_shortened_text_is_damaged_and_a_copy_is_kept() -> No
         text = (await raw(storage)).fields["name"]
         for changed in (text[:-8], text[:8], text[:20], text[:30] + "A" * 8 + text[38:], text + "AAAA", text + "é"):
             await put(storage, set={"name": changed})
-            with pytest.raises(CorruptRecord, match="the field 'name' cannot be decrypted"):
-                await storage.get_data("bot", 1)
+            for _ in range(2):
+                with pytest.raises(CorruptRecord, match=r"the field 'name' cannot be decrypted.*a copy is kept"):
+                    await storage.get_data("bot", 1)
             kept = await storage.quarantined("bot", 1)
             assert kept is not None and kept["fields"] == {"name": changed}
         await put(storage, set={"name": text})
@@ -191,6 +214,48 @@ async def test_without_keys_the_error_says_what_to_do() -> None:
             with pytest.raises(KeyMissing, match=r"write sealed\+ before its URL"):
                 await reading
         assert await storage.inner.quarantined("bot", 1) is None
+
+
+@pytest.mark.parametrize("keys", [(), (OTHER,)], ids=["without keys", "with another key"])
+async def test_a_write_that_does_not_read_is_refused_with_a_wrong_key(keys: tuple[str, ...], tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/bot.db"
+    async with sealed(open_storage(url)) as owner:
+        await owner.set_state("bot", 1, State("sign-up", "e-mail", {"name": "Alice"}))
+        await StateStorage(owner).update_state("run", {"a": 1})
+        await Log(owner, "bot", 1).append("one")
+    async with sealed(open_storage(url), *keys) if keys else open_storage(url) as storage:
+        await storage.update_data("bot", "new", {"name": "Eve"})
+        for write in (
+            storage.update_data("bot", 1, {"age": 7}),
+            storage.set_data("bot", 1, {"age": 7}),
+            StateStorage(storage).merge_state("run", {"b": 2}),
+            StateStorage(storage).update_state("run", {"b": 2}),
+            Log(storage, "bot", 1).append("two"),
+            Log(storage, "bot", 1).append("three"),
+        ):
+            with pytest.raises(KeyMissing):
+                await write
+    async with sealed(open_storage(url)) as owner:
+        assert await owner.get_state("bot", 1) == State("sign-up", "e-mail", {"name": "Alice"})
+        assert await StateStorage(owner).get_state("run") == {"a": 1}
+        assert [entry.value for entry in await Log(owner, "bot", 1).read()] == ["one"]
+
+
+async def test_keys_are_checked_once_for_each_bot_and_again_after_an_unreadable_record() -> None:
+    inner = CountingStorage()
+    await inner.set_data("bot", 1, {"name": "Alice"})
+    await inner.set_data("bot", 2, {"name": "Bob"})
+    inner.gets = 0
+    for key in (1, 2, 1, 2):
+        await inner.update_data("bot", key, {"age": 7})
+    assert inner.gets == 1
+    async with sealed(inner) as storage:
+        await storage.set_data("bot", 3, {"name": "Cleo"})
+        with pytest.raises(KeyMissing):
+            await inner.get_data("bot", 3)
+        with pytest.raises(KeyMissing):
+            await inner.update_data("bot", 3, {"age": 7})
+        assert await storage.get_data("bot", 3) == {"name": "Cleo"}
 
 
 async def test_plaintext_is_refused_unless_it_is_allowed() -> None:

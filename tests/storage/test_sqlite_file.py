@@ -121,6 +121,12 @@ async def test_a_missing_folder_is_an_error_that_names_it(tmp_path: Path) -> Non
         await SQLiteStorage(str(tmp_path / "nowhere" / "bot.db")).open()
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs the file system of Linux")
+async def test_a_folder_that_takes_no_files_is_not_called_missing() -> None:
+    with pytest.raises(StorageUnavailable, match="no file can be created in the folder /proc; give the path of a file"):
+        await SQLiteStorage("/proc/stepwell.db").open()
+
+
 async def test_the_path_of_a_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StorageUnavailable, match="is a folder"):
         await SQLiteStorage(str(tmp_path)).open()

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import functools
 import io
 import os
 import re
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, NoReturn
+from pathlib import Path
+from typing import Any, NoReturn, TextIO
 
 import stepwell
 from stepwell.cli import demo, play, run
 from stepwell.cli.arguments import address, port, positive
+from stepwell.cli.signals import Terminated
 from stepwell.errors import Conflict, InvalidKey, InvalidOption, UnknownScheme, UsageError
+from stepwell.operate.log import printable
 
 __all__ = ["main"]
 
@@ -25,32 +30,62 @@ WRONG_OPTION = 2
 NOT_FOUND_OR_CHANGED = 3
 #: The commands that start a bot. They import nothing of the operator's commands.
 STARTING = ("demo", "play", "run")
+#: Errors of stdout. Those of a storage are ``StorageError``.
+_OUTPUT_ERRORS = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    operator = not arguments or arguments[0] not in STARTING
+    if not _has_streams(operator):
+        return 1
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # Stored text may have characters that the terminal's encoding does not have.
             stream.reconfigure(errors="backslashreplace")
-    arguments = sys.argv[1:] if arguments is None else arguments
-    options = _parsed(_parser(operator=not arguments or arguments[0] not in STARTING), arguments)
+    options = _parsed(_parser(operator=operator), arguments)
     try:
         code = int(options.action(options)) if "action" in options else _start(options, arguments)
-        # A reader of stdout that has exited is noticed here at the latest.
+        # A reader of stdout that has exited, or a full disk, is noticed here at the latest.
         sys.stdout.flush()
         return code
     except stepwell.StepwellError as error:
-        print(f"stepwell: {error}", file=sys.stderr)
+        # The message may quote the error of a node, or stored data.
+        print("\n".join(map(printable, f"stepwell: {error}".split("\n"))), file=sys.stderr)
         if isinstance(error, InvalidOption | InvalidKey | UnknownScheme):
             return WRONG_OPTION
         return NOT_FOUND_OR_CHANGED if isinstance(error, LookupError | Conflict) else 1
     except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        # The reader of stdout has exited; discard the rest, including output that is flushed at exit.
+        return 128 + signal.SIGINT
+    except Terminated:
+        return 128 + signal.SIGTERM
+    except OSError as error:
+        if error.errno not in _OUTPUT_ERRORS or error.filename is not None:
+            raise
+        # Discard the rest, including output that is flushed at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            # A reader that has exited needs no message.
+            print(f"stepwell: cannot write the output ({error.strerror}); it is not complete", file=sys.stderr)
         return 1
+
+
+def _has_streams(operator: bool) -> bool:
+    """Replace closed streams; return whether the command has the streams that it needs."""
+    if sys.stderr is None:
+        sys.stderr = _discarded()
+    if sys.stdout is None:
+        if operator:
+            print("stepwell: stdout is closed, nothing was done; write > /dev/null to discard it", file=sys.stderr)
+            return False
+        sys.stdout = _discarded()
+    return True
+
+
+def _discarded() -> TextIO:
+    """Return a stream whose output is discarded."""
+    return Path(os.devnull).open("w")
 
 
 class _Parser(argparse.ArgumentParser):

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from stepwell.botfile import file_beside, load_module
+from stepwell.botfile import file_beside, import_code
 from stepwell.errors import StepwellError, UsageError
 from stepwell.fsm import FSM, Flow, Router
 from stepwell.nodes import NodeFlow
@@ -28,23 +25,11 @@ def import_types(code: Iterable[str]) -> None:
 def _import_code(given: str) -> ModuleType:
     """Import a file or a module; raise ``UsageError`` if that fails."""
     try:
-        return _imported(given)
+        return import_code(given)
     except StepwellError:
         raise
     except Exception as error:
         raise UsageError(f"cannot import {given}: {type(error).__name__}: {error}") from error
-
-
-def _imported(given: str) -> ModuleType:
-    if given.endswith(".py") or "/" in given or os.sep in given:
-        return load_module(Path(given).resolve())
-    # Modules in the working directory can be imported, as with python -m.
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        return importlib.import_module(given)
-    except ModuleNotFoundError as error:
-        raise UsageError(f"cannot import {given} ({error}); give a module, or a file that ends with .py") from error
 
 
 def _made_router(module: ModuleType, given: str, url: str | None) -> Any:

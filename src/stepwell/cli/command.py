@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
+import signal
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from stepwell.cli import signals
 from stepwell.cli.code import import_types, used
 from stepwell.cli.output import note
 from stepwell.cli.writes import logged_writes
@@ -26,6 +28,7 @@ __all__ = [
     "add_command",
     "add_key",
     "add_yes",
+    "bots_patience",
     "confirmed",
     "given_url",
     "storage_at",
@@ -36,6 +39,8 @@ __all__ = [
 
 #: Seconds that a short command waits for a server that is down.
 PATIENCE = 2.0
+#: The default of all storages.
+BOTS_PATIENCE = 10.0
 #: The object that ``add_subparsers`` returns.
 Commands = Any
 #: What a command does with the storage; it returns the exit code.
@@ -89,8 +94,9 @@ def add_yes(parser: argparse.ArgumentParser) -> None:
     action = parser.get_default("action")
 
     def logged(options: argparse.Namespace) -> int:
-        with logged_writes():
-            return int(action(options))
+        with logged_writes() as log:
+            code = int(action(options))
+        return code or int(log.failures > 0)
 
     parser.set_defaults(action=logged)
 
@@ -121,7 +127,7 @@ def with_storage(
         async with storage_of(options, machines, flows, patient=patient) as storage:
             return await work(storage)
 
-    return asyncio.run(run())
+    return signals.run(run())
 
 
 def given_url(options: argparse.Namespace) -> str | None:
@@ -163,10 +169,21 @@ def storage_at(url: str, *, create: bool = False, patient: bool = False) -> Stor
     command may run for long.
     """
     options: dict[str, Any] = {"sweep_every": None}
-    is_server = url.removeprefix("sealed+").startswith(("redis", "unix:", "postgres"))
-    if not patient and is_server and "patience=" not in url:
+    if not patient and _may_be_impatient(url):
         options["patience"] = PATIENCE
     return _existing(open_storage(url, **options), create=create)
+
+
+def _may_be_impatient(url: str) -> bool:
+    """Return whether the command chooses how long to wait: for a server, unless the URL says it."""
+    is_server = url.removeprefix("sealed+").startswith(("redis", "unix:", "postgres"))
+    return is_server and "patience=" not in url
+
+
+def bots_patience(options: argparse.Namespace) -> float | None:
+    """Return how long bots wait for the server that the options name, or ``None`` if the command waits as they do."""
+    url = given_url(options)
+    return BOTS_PATIENCE if url is not None and _may_be_impatient(url) else None
 
 
 def _existing(storage: Storage, *, create: bool = False) -> Storage:
@@ -175,9 +192,30 @@ def _existing(storage: Storage, *, create: bool = False) -> Storage:
     store = getattr(storage, "inner", storage)
     if not storage.shared:
         raise UsageError("the storage is in the memory of one process; give that of the bot: --storage URL")
-    if isinstance(store, SQLiteStorage) and not create and not Path(store.path).exists():
-        raise UsageError(f"there is no file {store.path}; run the bot first, or check --storage and STEPWELL_STORAGE")
+    if isinstance(store, SQLiteStorage) and not create:
+        advice = "run the bot first, or check --storage and STEPWELL_STORAGE"
+        file = Path(store.path)
+        if not file.exists():
+            raise UsageError(f"there is no file {store.path}; {advice}")
+        if file.is_file() and file.stat().st_size == 0:
+            # Opening it would make it a database.
+            raise UsageError(f"the file {store.path} is empty; {advice}")
     return storage
+
+
+@contextmanager
+def _plain_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the process while it waits for an answer, which blocks the event loop. Nothing is held then."""
+    try:
+        before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    except ValueError:
+        # Outside the main thread.
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def confirmed(options: argparse.Namespace, question: str) -> bool:
@@ -186,8 +224,10 @@ def confirmed(options: argparse.Namespace, question: str) -> bool:
         return True
     if not sys.stdin.isatty():
         raise UsageError("nothing was changed: there is no terminal to ask; pass --yes, or --dry-run to look first")
-    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() in ("y", "yes"):
+    with _plain_sigterm():
+        print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+        answer = sys.stdin.readline()
+    if answer.strip().lower() in ("y", "yes"):
         return True
     note("nothing was changed")
     return False

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import sys
 import textwrap
 from shutil import get_terminal_size
 
+from stepwell.cli import signals
 from stepwell.cli.code import import_types, used
-from stepwell.cli.command import Commands, add_command, given_url, storage_of
+from stepwell.cli.command import Commands, add_command, bots_patience, given_url, storage_of
 from stepwell.cli.output import cell, note, print_json
 from stepwell.operate.doctor import Finding, diagnose
 
@@ -45,7 +45,11 @@ def _doctor(options: argparse.Namespace) -> int:
         storage = storage_of(options, machines, flows)
         try:
             async for finding in diagnose(
-                storage, machines=machines, flows=flows, limit=None if options.all else 10_000
+                storage,
+                machines=machines,
+                flows=flows,
+                limit=None if options.all else 10_000,
+                patience=bots_patience(options),
             ):
                 found.append(finding)
                 if not options.json:
@@ -54,7 +58,7 @@ def _doctor(options: argparse.Namespace) -> int:
             await storage.close()
         return found
 
-    found = asyncio.run(run())
+    found = signals.run(run())
     failed = sum(each.level == "fail" for each in found)
     if options.json:
         print_json({"healthy": not failed, "checks": [each._asdict() for each in found]})

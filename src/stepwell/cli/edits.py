@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
+from typing import Any
 
 from stepwell.cli.arguments import duration, positive, stored_assignment
 from stepwell.cli.command import (
@@ -16,20 +17,32 @@ from stepwell.cli.command import (
     confirmed,
     with_storage,
 )
-from stepwell.cli.output import cell, json_text, report
+from stepwell.cli.output import cell, json_text, note, report
 from stepwell.cli.records import print_record
 from stepwell.cli.writes import user_name
-from stepwell.errors import InvalidOption, VersionChanged
+from stepwell.errors import InvalidOption, StorageError, StoredDataError, VersionChanged
 from stepwell.operate import edits
-from stepwell.operate.record import RecordView, parsed_version, read, resolve, shown_field, version_text, view
-from stepwell.operate.records import bots, check_bot
-from stepwell.record import KEEP, Address, Version
+from stepwell.operate.record import (
+    Missing,
+    RecordView,
+    addresses_of,
+    parsed_version,
+    read,
+    resolve,
+    shown_field,
+    version_text,
+    view,
+)
+from stepwell.operate.records import UnknownBot, bots, bots_with_logs, check_bot
+from stepwell.record import KEEP, Address, Stored
 from stepwell.storage import Storage
 
 __all__ = ["add"]
 
 #: How many records of a user are counted before they are deleted.
 MOST_COUNTED = 10_000
+#: The seconds that an edit waits for a handler.
+WAIT = 5.0
 
 
 def add(commands: Commands) -> None:
@@ -73,25 +86,27 @@ def add(commands: Commands) -> None:
     forget.add_argument("--user", type=int, metavar="ID", help="all records of this user")
     forget.add_argument("--chat", type=int, metavar="ID", help="all records of this chat")
     _add_edit(forget)
+    # With --user or --chat it does not wait, and a given time is refused.
+    forget.set_defaults(wait=None)
 
 
 def _add_edit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--version", metavar="VERSION", help="refuse unless the record has this version, as show prints it"
     )
-    parser.add_argument("--wait", type=duration, default=5.0, metavar="TIME", help="wait for a handler (default: 5s)")
+    parser.add_argument("--wait", type=duration, default=WAIT, metavar="TIME", help="wait for a handler (default: 5s)")
     add_yes(parser)
 
 
-async def _shown(storage: Storage, options: argparse.Namespace) -> tuple[Address, RecordView, Version]:
-    """Return the record to change, and its version; raise ``VersionChanged`` if it is not that of ``--version``."""
+async def _shown(storage: Storage, options: argparse.Namespace) -> tuple[Address, RecordView, Stored]:
+    """Return the record to change; raise ``VersionChanged`` if its version is not that of ``--version``."""
     given = None if options.version is None else parsed_version(options.version)
     await check_bot(storage, options.bot)
     address = await resolve(storage, options.bot, options.key)
     stored = await read(storage, address)
     if given is not None and given != stored.version:
         raise VersionChanged(address.text)
-    return address, view(storage, address, stored), stored.version
+    return address, view(storage, address, stored), stored
 
 
 def _set(options: argparse.Namespace) -> int:
@@ -105,18 +120,18 @@ def _set(options: argparse.Namespace) -> int:
         fields=fields,
         unset=tuple(options.unset),
     )
-    if not changes.names:
-        raise InvalidOption("nothing to change; give FIELD=VALUE, --state or --unset")
+    changes.check()
 
     async def work(storage: Storage) -> int:
-        address, before, version = await _shown(storage, options)
+        address, before, stored = await _shown(storage, options)
+        edits.check_edit(storage, address, stored, changes)
         if not options.json:
             _print_changes(before, changes)
         if options.dry_run:
             return report(options, {"changed": False, "record": asdict(before)}, "nothing was changed (dry run)")
         if not confirmed(options, f"Change {before.bot} {before.key}?"):
             return 1
-        await edits.edit(storage, address, changes, version=version, who=user_name(), wait=options.wait)
+        await edits.edit(storage, address, changes, version=stored.version, who=user_name(), wait=options.wait)
         after = view(storage, address, await read(storage, address))
         return report(options, {"changed": True, "record": asdict(after)}, f"changed; version {after.version}")
 
@@ -140,16 +155,57 @@ def _clear(options: argparse.Namespace) -> int:
 
 def _deletion(options: argparse.Namespace, delete: Callable[..., Awaitable[None]], verb: str, done: str) -> Work:
     async def work(storage: Storage) -> int:
-        address, before, version = await _shown(storage, options)
+        address, before, stored = await _shown(storage, options)
         if not options.json:
             print_record(before)
-        told = {"bot": before.bot, "key": before.key, "version": version_text(version)}
+        told = {"bot": before.bot, "key": before.key, "version": version_text(stored.version)}
         if options.dry_run:
             return report(options, {done: False, **told}, "nothing was changed (dry run)")
         if not confirmed(options, f"{verb} {before.bot} {before.key}?"):
             return 1
-        await delete(storage, address, version=version, who=user_name(), wait=options.wait)
+        await delete(storage, address, version=stored.version, who=user_name(), wait=options.wait)
         return report(options, {done: True, **told}, done)
+
+    return work
+
+
+async def _forget_and_erase(storage: Storage, address: Address, **options: Any) -> None:
+    """Delete a record, and its remains on the disk if that is quick."""
+    await edits.forget(storage, address, **options)
+    await _erase(storage)
+
+
+async def _erase(storage: Storage) -> None:
+    try:
+        await storage.erase(only_if_quick=True)
+    except (StorageError, StoredDataError) as error:
+        note(f"the record was deleted, but not erased from the disk ({error}); call storage.erase()")
+
+
+def _forget_one(options: argparse.Namespace) -> Work:
+    """Return the work of ``forget BOT KEY``, which also deletes the traces of a record that was cleared."""
+    delete = _deletion(options, _forget_and_erase, "Forget", "forgotten")
+
+    async def work(storage: Storage) -> int:
+        try:
+            return await delete(storage)
+        except (Missing, UnknownBot):
+            addresses = [] if options.version is not None else addresses_of(storage, options.bot, options.key)
+            left = [each for each in addresses if await edits.has_traces(storage, each, wait=options.wait)]
+            if not left:
+                raise
+        keys = [each.key for each in left]
+        if not options.json:
+            print(f"{cell(options.bot)}: the record was deleted; traces: {', '.join(map(cell, keys))}")
+        told = {"bot": options.bot, "traces": keys}
+        if options.dry_run:
+            return report(options, {"forgotten": False, **told}, "nothing was changed (dry run)")
+        if not confirmed(options, f"Forget the traces of {options.bot} {', '.join(keys)}?"):
+            return 1
+        for each in left:
+            await edits.forget_traces(storage, each, who=user_name(), wait=options.wait)
+        await _erase(storage)
+        return report(options, {"forgotten": True, **told}, "forgotten")
 
     return work
 
@@ -158,15 +214,23 @@ def _forget(options: argparse.Namespace) -> int:
     peers = [each for each in (options.user, options.chat) if each is not None]
     if len(peers) != (0 if options.key is not None else 1):
         raise InvalidOption("give a bot and a key, or --user ID, or --chat ID")
+    if peers and options.wait is not None:
+        raise InvalidOption("--wait needs a bot and a key: --user and --chat do not wait for handlers")
+    options.wait = WAIT if options.wait is None else options.wait
     if not peers:
-        return with_storage(options, _deletion(options, edits.forget, "Forget", "forgotten"))
+        return with_storage(options, _forget_one(options))
     if options.version is not None:
         raise InvalidOption("--version needs a bot and a key: it guards one record")
 
     async def work(storage: Storage) -> int:
-        if options.bot is not None:
-            await check_bot(storage, options.bot)
-        names = [options.bot] if options.bot is not None else await bots(storage)
+        if options.bot is not None and options.bot in await bots(storage):
+            names = [options.bot]
+        else:
+            names = await bots_with_logs(storage)
+            if options.bot is not None:
+                if options.bot not in names:
+                    raise UnknownBot(options.bot, names)
+                names = [options.bot]
         peer = {"user": options.user, "chat": options.chat}
         found = {}
         for bot in names:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from stepwell.adapters.imports.aiogram import import_aiogram
 from stepwell.adapters.imports.ptb import import_ptb
 from stepwell.adapters.imports.records import ImportResult
+from stepwell.cli import signals
 from stepwell.cli.arguments import positive
 from stepwell.cli.code import import_types
 from stepwell.cli.command import Commands, add_command, add_yes, confirmed, storage_at, url_of
@@ -120,6 +120,7 @@ def _import_ptb(options: argparse.Namespace) -> int:
             bot_id=options.bot_id,
             namespace=options.namespace,
             trust_pickle=options.trust_pickle,
+            imports=options.imports,
             overwrite=options.overwrite,
             dry_run=options.dry_run,
             most_problems=options.list,
@@ -140,13 +141,16 @@ def _run(options: argparse.Namespace, work: Work) -> int:
         return 1
 
     async def run() -> ImportResult:
-        async with storage:
+        # The first write opens the storage, so that an import that is refused creates no file.
+        try:
             result = await work(storage, _progress(options))
             if not options.dry_run:
                 log_write(user_name(), f"imported {result.written} records into {storage.location}")
             return result
+        finally:
+            await storage.close()
 
-    result = asyncio.run(run())
+    result = signals.run(run())
     if sys.stderr.isatty() and not options.json:
         print(file=sys.stderr)
     _print(options, result)

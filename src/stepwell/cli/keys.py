@@ -11,6 +11,7 @@ from stepwell.cli.output import cell, note, report
 from stepwell.cli.writes import user_name
 from stepwell.errors import UsageError
 from stepwell.operate.log import log_write
+from stepwell.operate.records import check_bot
 from stepwell.storage import Storage
 
 __all__ = ["add"]
@@ -33,7 +34,7 @@ def add(commands: Commands) -> None:
         action=_rotate,
         example="stepwell rotate-keys --storage sealed+sqlite:///bot.db",
     )
-    rotate.add_argument("--bot", action="append", metavar="NAME", help="only this bot; may be repeated")
+    rotate.add_argument("--bot", action="append", metavar="NAME", help="only this bot, with its logs; may be repeated")
     add_yes(rotate)
 
 
@@ -52,10 +53,13 @@ def _rotate(options: argparse.Namespace) -> int:
     async def work(storage: Storage) -> int:
         if not isinstance(storage, SealedStorage):
             raise UsageError("this storage is not encrypted; write sealed+ before its URL")
+        for bot in options.bot or ():
+            await check_bot(storage, bot)
         key = storage.keyring.newest.id
         if options.dry_run:
             return report(options, {"rotated": False, "key": key}, f"records would get the key {key} (dry run)")
-        if not confirmed(options, f"Encrypt all records of {cell(storage.location)} with the key {key}?"):
+        which = f"the records of {', '.join(map(cell, options.bot))}" if options.bot else "all records"
+        if not confirmed(options, f"Encrypt {which} of {cell(storage.location)} with the key {key}?"):
             return 1
 
         def progress(rotated: Rotated) -> None:

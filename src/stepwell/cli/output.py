@@ -46,21 +46,23 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 
 
 class Table:
-    """Rows below their headers. In a terminal, long lines are cut. Later rows may make a column wider."""
+    """Rows below their headers. In a terminal, long lines are cut."""
 
     def __init__(self, headers: Sequence[str]) -> None:
-        self._headers: Sequence[str] | None = [header.upper() for header in headers]
-        self._widths = [len(header) for header in headers]
+        self._headers: Sequence[str] = [header.upper() for header in headers]
+        #: Empty before the first rows.
+        self._widths: list[int] = []
 
     def print(self, rows: Iterable[Sequence[Any]]) -> None:
-        """Print some rows, the first time with the headers."""
+        """Print some rows, with the headers at first and when a column has become wider."""
         cells = [[cell(each) for each in row] for row in rows]
-        self._widths = [max(width, *(len(row[n]) for row in cells)) for n, width in enumerate(self._widths)]
+        before = self._widths
+        least = before or [len(header) for header in self._headers]
+        self._widths = [max(width, *(len(row[n]) for row in cells)) for n, width in enumerate(least)]
         room = get_terminal_size().columns if sys.stdout.isatty() else None
-        for row in cells if self._headers is None else [self._headers, *cells]:
+        for row in cells if self._widths == before else [self._headers, *cells]:
             line = "  ".join(text.ljust(width) for text, width in zip(row, self._widths, strict=True)).rstrip()
             print(line if room is None or len(line) <= room else f"{line[: room - 1]}…")
-        self._headers = None
         sys.stdout.flush()
 
 

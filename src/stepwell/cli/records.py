@@ -21,7 +21,8 @@ from stepwell.cli.output import (
     print_tree,
 )
 from stepwell.cli.search import Search
-from stepwell.errors import InvalidOption
+from stepwell.codec import decode_key
+from stepwell.errors import InvalidKey, InvalidOption, StoredDataError
 from stepwell.operate.counts import state_counts
 from stepwell.operate.fields import searched_field
 from stepwell.operate.record import RecordView, resolve, show_at
@@ -99,6 +100,9 @@ def _ls(options: argparse.Namespace) -> int:
     if options.bot is None and (wanted != RecordFilter() or options.after is not None):
         raise InvalidOption("a filter needs a bot: stepwell ls BOT --state ...; stepwell find searches all bots")
 
+    if options.after is not None:
+        _check_key(options.after)
+
     async def overview(storage: Storage) -> int:
         rows, complete = await state_counts(storage, limit=COUNTED)
         if options.json:
@@ -123,6 +127,15 @@ def _ls(options: argparse.Namespace) -> int:
         return 0
 
     return with_storage(options, overview if options.bot is None else records)
+
+
+def _check_key(text: str) -> None:
+    try:
+        decode_key(text)
+    except StoredDataError:
+        raise InvalidKey(
+            f"--after {text!r} is not a key; write it as stepwell ls shows it, such as '(42,42)'"
+        ) from None
 
 
 def _print_records(found: list[RecordView], options: argparse.Namespace) -> None:

@@ -63,8 +63,9 @@ def run_webhook(
     storage = storage or os.environ.get("STEPWELL_STORAGE")
     api = api or os.environ.get("BOT_API") or TELEGRAM
     router = load_router(path, storage)
-    assert router.fsm is not None
-    if workers > 1 and not router.fsm.storage.shared:
+    fsm = router.fsm
+    assert fsm is not None
+    if workers > 1 and not fsm.storage.shared:
         raise UsageError("several workers need a storage that they can share; pass --storage, or --workers 1")
     token = find_token(path.parent)
     with listen(host, PORT if port is None else port, advice="choose another address with --host and --port") as server:
@@ -74,7 +75,11 @@ def run_webhook(
     async def register() -> dict[str, Any]:
         async with BotClient(token, api=api) as client:
             me: dict[str, Any] = await client.call("getMe")
-            await client.call("setWebhook", url=url, secret_token=webhook_secret(token))
+            # The workers open it only after uvicorn has started, and their errors do not end this command.
+            async with fsm.storage:
+                await fsm.prepare()
+            kinds = router.allowed_updates
+            await client.call("setWebhook", url=url, secret_token=webhook_secret(token), allowed_updates=kinds)
             return me
 
     _started(router, asyncio.run(register()), f"serves the webhook {url} on {host} port {port}")

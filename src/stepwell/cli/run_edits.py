@@ -13,6 +13,7 @@ from stepwell.cli.runs import run_json
 from stepwell.cli.writes import user_name
 from stepwell.errors import InvalidOption, Parked, StepwellError, UsageError
 from stepwell.nodes import Run
+from stepwell.nodes.engine.error_text import message_of
 from stepwell.operate import runs
 from stepwell.operate.log import log_write
 from stepwell.operate.run_list import RunFilter, listed_runs
@@ -130,7 +131,8 @@ def _resume(options: argparse.Namespace) -> int:
         except StepwellError:
             raise
         except Exception as error:
-            raise UsageError(f"run {run.flow_id!r} failed again: {type(error).__name__}: {error}") from error
+            failure = f"{type(error).__name__}: {cell(message_of(error))}"
+            raise UsageError(f"run {run.flow_id!r} failed again: {failure}") from error
         result = runs.shown_value(shared)
         text = f"finished: {json_text(result, indent=2)}"
         return report(options, {"resumed": True, "finished": True, "shared": result}, text)

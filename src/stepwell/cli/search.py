@@ -7,11 +7,15 @@ import asyncio
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from time import monotonic
 from typing import Any
 
 from stepwell.cli.output import Table, note, print_json
 
 __all__ = ["Search"]
+
+#: Seconds that rows wait for further ones. The rows of a quick search then have the same column widths.
+HOLD = 1.0
 
 
 class Search:
@@ -34,6 +38,7 @@ class Search:
         self._results: list[dict[str, Any]] = []
         self._table = Table(headers)
         self._rows: list[Sequence[Any]] = []
+        self._printed_at = monotonic()
         self._progress = sys.stderr.isatty()
         self._width = 0
 
@@ -51,9 +56,10 @@ class Search:
         return True
 
     def look(self, looked: int) -> None:
-        """Print the rows that were added, and the progress: so many records of this list were read."""
+        """Print the rows that were added, once a second, and the progress: so many records of this list were read."""
         self._looked = looked
-        self._print_rows()
+        if monotonic() - self._printed_at >= HOLD:
+            self._print_rows()
         if self._progress:
             text = self._summary()
             self._width = max(self._width, len(text))
@@ -73,6 +79,7 @@ class Search:
             self._end(stopped=True)
             raise
         except BaseException:
+            self._print_rows()
             self._hide_progress()
             raise
         self._end(stopped=False)
@@ -101,6 +108,7 @@ class Search:
             self._hide_progress()
             self._table.print(self._rows)
             self._rows = []
+        self._printed_at = monotonic()
 
     def _hide_progress(self) -> None:
         if self._width:

@@ -70,7 +70,7 @@ class TooLarge(StepwellError, ValueError):
         self.limit: int = limit
         super().__init__(
             f"{what} takes {size} bytes, the limit is {limit}; store large values elsewhere and keep a reference "
-            "here, or raise the limit with limits=Limits(...)"
+            "here, or raise the limit: limit= of a log, saver, store or session, else limits=Limits(...) of the storage"
         )
 
 
@@ -269,7 +269,7 @@ class NotCopied(StorageError):
             try:
                 await copy_records(old, new)
             except NotCopied as error:
-                print("these were changed meanwhile:", error.places)
+                print("these differ:", error.places)
     """
 
     def __init__(self, places: list[str]) -> None:

@@ -32,10 +32,12 @@ class CorruptRecord(StoredDataError):
         self.place: str = place
         self.what: str = what
         self.why: str = why
-        super().__init__(
-            f"the record at {place} is damaged: {what} {why}; a copy is kept in quarantine; "
-            "set_state() or clear() replaces the record"
-        )
+        #: Whether a copy of the record was put into quarantine. Commands that only show a record keep no copy.
+        self.copied: bool = False
+        super().__init__(f"the record at {place} is damaged: {what} {why}; set_state() or clear() replaces the record")
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}; a copy is kept in quarantine" if self.copied else super().__str__()
 
 
 class UnknownType(StoredDataError):

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
 from stepwell.codec import decode_key, decode_namespace, encode_namespace
-from stepwell.errors import NewerSchema, StepwellError, StorageError, StoredDataError, Unsupported
+from stepwell.errors import (
+    KeyMissing,
+    NewerSchema,
+    NotEncrypted,
+    StepwellError,
+    StorageError,
+    StorageUnavailable,
+    StoredDataError,
+    Unsupported,
+)
 from stepwell.fsm.base import Machine
 from stepwell.nodes import NodeFlow
 from stepwell.nodes.engine import monitor
 from stepwell.nodes.engine.monitor import Run
-from stepwell.operate.checks import check_settings
+from stepwell.operate.checks import check_encryption, check_settings
 from stepwell.operate.finding import Finding
 from stepwell.operate.processes import ProcessView, processes
-from stepwell.operate.record import view
+from stepwell.operate.record import errors_of, view
 from stepwell.operate.records import bots, timers
 from stepwell.operate.run_list import OPEN
 from stepwell.operate.runs import reason_of
@@ -43,11 +52,13 @@ async def diagnose(
     machines: Iterable[Machine] = (),
     flows: Iterable[NodeFlow] = (),
     limit: int | None = 10_000,
+    patience: float | None = None,
 ) -> AsyncIterator[Finding]:
     """Yield the findings about a storage.
 
     ``machines`` and ``flows`` are the bots and node flows that use it: records in flows and states that they do not
     have are then reported. ``limit``: how many records of each bot to read; ``None``: all.
+    ``patience``: that of the bots, if this storage was opened with another one.
     """
     try:
         await storage.open()
@@ -55,25 +66,54 @@ async def diagnose(
         yield Finding("schema", "fail", str(error), "install a newer release of Stepwell")
         return
     except StepwellError as error:
-        yield Finding("connection", "fail", str(error), "check the URL, the server and the network")
+        yield _failure(str(error), error, "check the URL, the server and the network")
         return
     yield Finding("connection", "ok", f"connected to {storage.location}")
+    settings: dict[str, Any] = {}
     try:
-        settings = await storage.settings()
+        settings = dict(await storage.settings())
+        if patience is not None and "patience" in settings:
+            settings["patience"] = patience
         for finding in check_settings(settings):
             yield finding
         yield _leases(settings)
     except StorageError as error:
         yield Finding("settings", "warn", f"the settings of the server cannot be read: {error}")
     known = {machine.bot: machine for machine in machines}
+    try:
+        async for finding in _contents(storage, settings, known, {flow._title() for flow in flows}, limit):
+            yield finding
+    except (StorageError, StoredDataError) as error:
+        advice = "repair the server, or wait for its failover; then check again"
+        yield _failure(f"the checks could not be completed: {error}", error, advice)
+
+
+def _failure(what: str, error: StepwellError, advice: str) -> Finding:
+    # The other errors, such as those of a full disk and of a damaged file, say what to do.
+    return Finding("connection", "fail", what, advice if isinstance(error, StorageUnavailable) else "")
+
+
+async def _contents(
+    storage: Storage,
+    settings: Mapping[str, Any],
+    known: Mapping[str, Machine],
+    flows: Collection[str],
+    limit: int | None,
+) -> AsyncIterator[Finding]:
+    """Check the records, timers and runs."""
     running = await processes(storage, limit=PAGE)
     yield Finding("processes", "ok", f"{len(running)} processes of bots and workers were seen within the last minute")
+    is_readable = True
     for bot in await bots(storage):
         async for finding in _records(storage, bot, known.get(bot), limit, checked=bool(known)):
+            is_readable = is_readable and finding.check != "encryption"
             yield finding
         yield await _timers(storage, bot, sum(each.kind == "bot" and bot in each.names for each in running))
-    async for finding in _runs(storage, {flow._title() for flow in flows}, limit):
+    async for finding in _runs(storage, flows, limit):
+        is_readable = is_readable and finding.check != "encryption"
         yield finding
+    if "sealed" in settings and (is_readable or settings["allow_plaintext"]):
+        yield check_encryption(settings)
     yield await _queues(storage, running)
     yield await _quarantine(storage)
 
@@ -99,6 +139,7 @@ async def _records(
 ) -> AsyncIterator[Finding]:
     """Look for records that cannot be read, and for states that the bot does not declare, if flows are checked."""
     damaged: list[str] = []
+    encrypted: list[StepwellError] = []
     undeclared: Counter[tuple[str, str | None, bool]] = Counter()
     looked = 0
     complete = True
@@ -110,7 +151,11 @@ async def _records(
             looked += 1
             shown = view(storage, address, stored)
             if shown.damage:
-                damaged.append(shown.key)
+                cause = _cause_of(errors_of(storage, address, stored))
+                if cause is None:
+                    damaged.append(shown.key)
+                else:
+                    encrypted.append(cause)
             elif machine is not None and shown.flow is not None:
                 flow = machine.flows.get(shown.flow)
                 if flow is None or (shown.state is not None and not flow.declares(shown.state)):
@@ -123,10 +168,13 @@ async def _records(
             "records",
             "fail",
             f"{len(damaged)} of {read} cannot be read, the first is {damaged[0]}",
-            f"stepwell ls {bot} --damaged shows them; restore them from a backup, or stepwell clear them",
+            f"stepwell ls {bot} --damaged shows them; restore them from a backup, or stepwell clear them: "
+            "it keeps a copy in quarantine",
         )
-    else:
+    elif not encrypted:
         yield Finding("records", "ok", f"{read} can be read")
+    for finding in _encryption(encrypted, read):
+        yield finding
     if machine is None:
         if checked:
             what = f"the code that was given has no bot {bot!r}, so its flows and states were not checked"
@@ -144,6 +192,36 @@ async def _records(
         )
     if not undeclared:
         yield Finding("flows", "ok", f"the code declares the flows and states of {read}")
+
+
+def _cause_of(errors: Iterable[StepwellError]) -> StepwellError | None:
+    """Return the error of a record that is not damaged, but needs another key or is not encrypted."""
+    return next((error for error in errors if isinstance(error, KeyMissing | NotEncrypted)), None)
+
+
+def _encryption(errors: Iterable[StepwellError], read: str) -> Iterator[Finding]:
+    """Say which keys are missing. ``errors`` has one error of each record, ``read`` names the records."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for error in errors:
+        if isinstance(error, NotEncrypted):
+            what = "have plaintext"
+            advice = (
+                "find out which program wrote it; to encrypt records of a time before encryption, use "
+                "?allow_plaintext=true and stepwell rotate-keys"
+            )
+        elif isinstance(error, KeyMissing):
+            what = f"need the key with the id {error.key_id!r}"
+            if error.known is None:
+                what += ", and the storage was opened without keys"
+                advice = "the storage is encrypted: write sealed+ before its URL, and set STEPWELL_KEYS"
+            else:
+                variable = "STEPWELL_KEYS" if error.known else "STEPWELL_NAMES_KEY"
+                advice = f"the records are intact: add the key to {variable}"
+        else:
+            continue
+        found.setdefault((what, advice), []).append(error.place)
+    for (what, advice), places in found.items():
+        yield Finding("encryption", "fail", f"{len(places)} of {read} {what}, the first is {places[0]}", advice)
 
 
 async def _timers(storage: Storage, bot: str, running: int) -> Finding:
@@ -165,6 +243,7 @@ async def _runs(storage: Storage, known: Collection[str], limit: int | None) -> 
     unknown: Counter[str] = Counter()
     deadly: list[Run] = []
     damaged: list[str] = []
+    encrypted: list[StepwellError] = []
     looked = 0
     async for entry in storage.scan(RUNS, page=PAGE):
         if limit is not None and looked >= limit:
@@ -172,6 +251,9 @@ async def _runs(storage: Storage, known: Collection[str], limit: int | None) -> 
         looked += 1
         try:
             run = monitor.run_of(entry)
+        except (KeyMissing, NotEncrypted) as error:
+            encrypted.append(error)
+            continue
         except StoredDataError:
             damaged.append(entry.address.key)
             continue
@@ -185,6 +267,8 @@ async def _runs(storage: Storage, known: Collection[str], limit: int | None) -> 
     if damaged:
         what = f"{len(damaged)} runs cannot be read, the first is {damaged[0]}"
         yield Finding("runs", "fail", what, "restore them from a backup")
+    for finding in _encryption(encrypted, f"{looked} runs"):
+        yield finding
     for status, runs in found.items():
         if runs:
             first = runs[0]
@@ -203,7 +287,7 @@ async def _runs(storage: Storage, known: Collection[str], limit: int | None) -> 
     for flow, count in unknown.items():
         what = f"{count} runs are of the flow {flow!r}, which the code does not have"
         yield Finding("runs", "warn", what, "give its module too, or stepwell cancel them")
-    if not damaged and not unknown and not deadly and not any(found.values()):
+    if not damaged and not encrypted and not unknown and not deadly and not any(found.values()):
         yield Finding("runs", "ok", f"{looked} runs, none of them failed or stuck")
 
 

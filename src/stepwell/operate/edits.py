@@ -12,18 +12,30 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepwell.codec import decode_namespace, encode_namespace
-from stepwell.errors import Busy, CorruptRecord, InvalidOption, VersionChanged
+from stepwell.codec import decode_key, decode_namespace, encode_namespace
+from stepwell.errors import Busy, CorruptRecord, InvalidOption, StepwellError, VersionChanged
 from stepwell.fsm import FSM
 from stepwell.fsm.history import HISTORY, with_entry
 from stepwell.log.names import log_tag
 from stepwell.operate.log import log_write
-from stepwell.operate.record import Missing
+from stepwell.operate.record import Missing, errors_of
 from stepwell.record import KEEP, LOGS, Address, Change, Head, Keep, Place, Stored, Version
 from stepwell.storage import Storage
-from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Guard, Release, Taken
+from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Guard, Release, Taken
 
-__all__ = ["Edit", "RecordBusy", "clear", "edit", "forget", "forget_all", "records_of"]
+__all__ = [
+    "Edit",
+    "NoSuchField",
+    "RecordBusy",
+    "check_edit",
+    "clear",
+    "edit",
+    "forget",
+    "forget_all",
+    "forget_traces",
+    "has_traces",
+    "records_of",
+]
 
 #: Seconds of the claim of an edit.
 LEASE = 10.0
@@ -37,6 +49,15 @@ class RecordBusy(Busy):
         self.args: tuple[object, ...] = (
             f"a handler still holds {place} after {waited:g} s, nothing was changed; try again later",
         )
+
+
+class NoSuchField(StepwellError, LookupError):
+    """A record does not have the field to remove."""
+
+    def __init__(self, record: str, field: str) -> None:
+        self.record: str = record
+        self.field: str = field
+        super().__init__(f"{record} has no field {field!r}; nothing was changed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,16 +80,25 @@ class Edit:
         moved = [f"{name} to {to}" for name in ("flow", "state") if (to := getattr(self, name)) is not KEEP]
         return [*moved, *[f"field {name}" for name in (*self.fields, *self.unset)]]
 
+    def check(self) -> None:
+        """Raise ``InvalidOption`` if nothing changes, or a field is both set and removed."""
+        if not self.names:
+            raise InvalidOption("nothing to change; give FIELD=VALUE, a state, a flow or a field to remove")
+        both = [name for name in self.unset if name in self.fields]
+        if both:
+            raise InvalidOption(f"the field {both[0]!r} is both set and removed; give one of them")
+
 
 async def edit(
     storage: Storage, address: Address, changes: Edit, *, version: Version, who: str, wait: float = 5.0
 ) -> None:
-    """Change a record that has this version. ``who`` is logged."""
-    if not changes.names:
-        raise InvalidOption("nothing to change; give a field, a state or a flow")
+    """Change a record that has this version. ``who`` is logged. Raises ``KeyMissing`` if it needs another key."""
+    changes.check()
     seal = storage.seal(address)
     written = {seal.name(name): seal.field(seal.name(name), value) for name, value in changes.fields.items()}
     async with _claimed(storage, address, version, wait) as (token, claimed, stored):
+        check_edit(storage, address, stored, changes)
+        await _keep_damaged(storage, address, stored)
         head: Head | Keep = KEEP
         deadline: float | Keep | None = KEEP
         if changes.flow is not KEEP or changes.state is not KEEP:
@@ -87,8 +117,13 @@ async def edit(
 
 
 async def clear(storage: Storage, address: Address, *, version: Version, who: str, wait: float = 5.0) -> None:
-    """End the conversation of a record that has this version: delete it, except for its profile."""
+    """End the conversation of a record that has this version: delete it, except for its profile.
+
+    Raises ``KeyMissing`` if it needs another key.
+    """
     async with _claimed(storage, address, version, wait) as (token, claimed, stored):
+        _check_keys(storage, address, stored)
+        await _keep_damaged(storage, address, stored)
         try:
             place = storage.seal(address).open_head(stored.head)
         except CorruptRecord:
@@ -112,6 +147,25 @@ async def forget(storage: Storage, address: Address, *, version: Version, who: s
     log_write(who, f"forgot {_name(address)}")
 
 
+async def forget_traces(storage: Storage, address: Address, *, who: str, wait: float = 5.0) -> None:
+    """Delete what a deleted record has left: its tombstone, its memo and its copy in quarantine."""
+    async with _held(storage, address, wait) as (token, claimed):
+        if claimed.record is not None:
+            raise VersionChanged(address.text)
+        change = Change(storage.ids(), delete=True, forget=True)
+        await _apply(storage, address, change, Guard(token, claimed.base))
+    await storage.drop_quarantined(address)
+    log_write(who, f"forgot the traces of {_name(address)}")
+
+
+async def has_traces(storage: Storage, address: Address, *, wait: float = 5.0) -> bool:
+    """Return whether a deleted record has left a tombstone, a memo or a copy in quarantine."""
+    async with _held(storage, address, wait) as (_, claimed):
+        if claimed.record is None and (claimed.base or claimed.memo is not None):
+            return True
+    return await storage.quarantined(decode_namespace(address.namespace), decode_key(address.key)) is not None
+
+
 async def records_of(storage: Storage, bot: str, *, user: int | None, chat: int | None, limit: int) -> list[Address]:
     """Return the addresses of a user or a chat, with those of logs, and of deleted records that left a trace."""
     tag = _tag(user, chat)
@@ -126,6 +180,38 @@ async def forget_all(storage: Storage, bot: str, *, user: int | None, chat: int 
     return count
 
 
+def _check_keys(storage: Storage, address: Address, stored: Stored) -> None:
+    """Raise ``KeyMissing`` if a text of a record is encrypted with a key that this storage does not have.
+
+    A write would mix texts of two keys, and no process could read the record any more.
+    """
+    storage.seal(address).check_keys(stored)
+
+
+def check_edit(storage: Storage, address: Address, stored: Stored, changes: Edit) -> None:
+    """Raise ``KeyMissing``, ``NoSuchField``, or ``InvalidOption`` for a path, if changes do not fit a record."""
+    _check_keys(storage, address, stored)
+    seal = storage.seal(address)
+    for name in (*changes.fields, *changes.unset):
+        outer = name.partition(".")[0]
+        # A search reads such a name as a path.
+        if seal.name(name) not in stored.fields and outer != name and seal.name(outer) in stored.fields:
+            raise InvalidOption(
+                f"{name!r} is a path into the field {outer!r}, and only whole fields can be changed; "
+                f"give the new value of {outer!r}"
+            )
+    for name in changes.unset:
+        if seal.name(name) not in stored.fields:
+            raise NoSuchField(_name(address), name)
+
+
+async def _keep_damaged(storage: Storage, address: Address, stored: Stored) -> None:
+    """Copy a damaged record to quarantine before it is changed."""
+    if any(isinstance(error, CorruptRecord) for error in errors_of(storage, address, stored)):
+        whole: Stored | None = await storage.perform(Get(address, parts=True))
+        await storage.perform(storage.copy_of_damage(address, whole or stored))
+
+
 def _name(address: Address) -> str:
     return f"{decode_namespace(address.namespace)} {address.key}"
 
@@ -135,10 +221,8 @@ def _tag(user: int | None, chat: int | None) -> str:
 
 
 @asynccontextmanager
-async def _claimed(
-    storage: Storage, address: Address, version: Version, wait: float
-) -> AsyncIterator[tuple[str, Claimed, Stored]]:
-    """Claim a record that has this version, and release it if the block does not write."""
+async def _held(storage: Storage, address: Address, wait: float) -> AsyncIterator[tuple[str, Claimed]]:
+    """Claim an address, and release it if the block does not write. Raises ``RecordBusy``."""
     await storage.ensure_open()
     loop = asyncio.get_running_loop()
     token, give_up = storage.ids(), loop.time() + wait
@@ -147,13 +231,22 @@ async def _claimed(
             raise RecordBusy(address.text, wait)
         await asyncio.sleep(min(0.05, max(claimed.remaining, 0.001)))
     try:
+        yield token, claimed
+    finally:
+        await storage.perform(Release(address, token))
+
+
+@asynccontextmanager
+async def _claimed(
+    storage: Storage, address: Address, version: Version, wait: float
+) -> AsyncIterator[tuple[str, Claimed, Stored]]:
+    """Claim a record that has this version, and release it if the block does not write."""
+    async with _held(storage, address, wait) as (token, claimed):
         if claimed.record is None:
             raise Missing(decode_namespace(address.namespace), address.key, "it was deleted meanwhile")
         if claimed.record.version != version:
             raise VersionChanged(address.text)
         yield token, claimed, claimed.record
-    finally:
-        await storage.perform(Release(address, token))
 
 
 async def _apply(storage: Storage, address: Address, change: Change, guard: Guard) -> Applied:

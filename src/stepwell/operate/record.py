@@ -22,6 +22,8 @@ from stepwell.storage.operations import Get
 __all__ = [
     "Missing",
     "RecordView",
+    "addresses_of",
+    "errors_of",
     "parsed_version",
     "read",
     "resolve",
@@ -119,7 +121,7 @@ async def resolve(storage: Storage, bot: str, text: str) -> Address:
     ``text`` is a key as ``ls`` shows it, or its parts: ``42,43`` or ``42``. A single id finds the record of a private
     chat or of a user.
     """
-    candidates = [storage.address(bot, key) for key in _keys_of(text)]
+    candidates = addresses_of(storage, bot, text)
     found = [address for address in candidates if await storage.perform(Get(address)) is not None]
     if not found:
         raise Missing(bot, candidates[0].key)
@@ -129,6 +131,11 @@ async def resolve(storage: Storage, bot: str, text: str) -> Address:
             "give one of these keys, in quotes"
         )
     return found[0]
+
+
+def addresses_of(storage: Storage, bot: str, text: str) -> list[Address]:
+    """Return the addresses that a key as people write it may mean."""
+    return [storage.address(bot, key) for key in _keys_of(text)]
 
 
 def _keys_of(text: str) -> list[Any]:
@@ -195,6 +202,22 @@ def view(storage: Storage, address: Address, stored: Stored) -> RecordView:
         unsent=len(place.outbox),
         damage=tuple(damage),
     )
+
+
+def errors_of(storage: Storage, address: Address, stored: Stored) -> list[StepwellError]:
+    """Return the errors of the texts of a record that cannot be read: of its flow and state, and of its fields."""
+    seal = storage.seal(address)
+    errors: list[StepwellError] = []
+    try:
+        seal.open_head(stored.head)
+    except StepwellError as error:
+        errors.append(error)
+    for name, text in stored.fields.items():
+        try:
+            seal.body("f", name, text)
+        except StepwellError as error:
+            errors.append(error)
+    return errors
 
 
 def shown_field(flow: str | None, name: str, value: Any) -> Any:

@@ -7,16 +7,28 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from stepwell.codec import decode_namespace, encode_namespace
+from stepwell.codec import decode_key, decode_namespace, encode_namespace
 from stepwell.errors import StepwellError, StoredDataError
 from stepwell.operate.record import RecordView, view
 from stepwell.operate.search import PAGE, matches, pages, written_before
-from stepwell.record import ReservedNamespace, Stored
+from stepwell.record import LOGS, ReservedNamespace, Stored
 from stepwell.storage import ANY, Storage
 from stepwell.storage.listing import Any_, Due, Query
 from stepwell.storage.operations import Get
 
-__all__ = ["Count", "Listed", "RecordFilter", "Timer", "UnknownBot", "bots", "check_bot", "counted", "listed", "timers"]
+__all__ = [
+    "Count",
+    "Listed",
+    "RecordFilter",
+    "Timer",
+    "UnknownBot",
+    "bots",
+    "bots_with_logs",
+    "check_bot",
+    "counted",
+    "listed",
+    "timers",
+]
 
 
 class UnknownBot(StepwellError, LookupError):
@@ -78,6 +90,13 @@ async def bots(storage: Storage) -> list[str]:
     """Return the names of the bots with records."""
     names = [decode_namespace(each) for each in await storage.namespaces()]
     return [name for name in names if not isinstance(name, ReservedNamespace)]
+
+
+async def bots_with_logs(storage: Storage) -> list[str]:
+    """Return the names of the bots with records or logs. It reads the record of each log, without its entries."""
+    names = await bots(storage)
+    found = {decode_key(address.key)[0] async for page in pages(storage, Query(LOGS)) for address, _ in page}
+    return names + sorted(found.difference(names))
 
 
 async def check_bot(storage: Storage, bot: str) -> None:

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 from stepwell.codec.json import MalformedJSON, from_json
 from stepwell.codec.values import encode
-from stepwell.errors import StepwellError, UnknownRun, UsageError, VersionChanged
+from stepwell.errors import Conflict, StepwellError, UnknownRun, UsageError, VersionChanged
 from stepwell.nodes import NodeFlow
-from stepwell.nodes.engine import monitor
+from stepwell.nodes.engine import control, monitor
 from stepwell.nodes.engine.ids import flow_of_wait
 from stepwell.nodes.engine.monitor import OpenWait, Run
 from stepwell.nodes.engine.run_format import FINAL, table_of
@@ -20,6 +20,7 @@ from stepwell.storage import Storage
 from stepwell.storage.operations import Get
 
 __all__ = [
+    "AlreadyAnswered",
     "RunRecord",
     "answer",
     "cancel",
@@ -32,6 +33,17 @@ __all__ = [
     "show_run",
     "shown_value",
 ]
+
+
+class AlreadyAnswered(Conflict):
+    """A wait has an answer, or its time is over."""
+
+    def __init__(self, flow_id: str, wait_id: str) -> None:
+        self.flow_id: str = flow_id
+        self.wait_id: str = wait_id
+        super().__init__(
+            f"the question {wait_id!r} of run {flow_id!r} was answered before, or its time is over; nothing was changed"
+        )
 
 
 class RunRecord(NamedTuple):
@@ -144,9 +156,10 @@ def wait_of(run: Run, given: str) -> OpenWait:
 
 
 async def answer(storage: Storage, wait_id: str, value: Any, *, who: str) -> None:
-    """Store the answer to a wait, given by its id. A worker continues the run. A second answer is ignored."""
+    """Store the answer to a wait, given by its id; a worker continues the run. Raises ``AlreadyAnswered``."""
     run = await show_run(storage, wait_id)
-    await _stand_in(run).answer(wait_id, value, storage=storage)
+    if not await control.answer(_stand_in(run), wait_id, value, storage=storage, once=True):
+        raise AlreadyAnswered(run.flow_id, wait_id)
     log_write(who, f"answered {wait_id} of run {run.flow_id}")
 
 

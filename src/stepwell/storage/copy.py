@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
-from stepwell.codec import Seal, decode_namespace, encode_namespace
-from stepwell.errors import CorruptRecord, InvalidOption, NotCopied, UnknownType, Unsupported, VersionChanged
-from stepwell.record import KEEP, PROCESSES, Address, Change, Head, Keep, ReservedNamespace, Stored
+from stepwell.codec import Seal
+from stepwell.errors import CorruptRecord, InvalidOption, NotCopied, UnknownType, VersionChanged
+from stepwell.record import (
+    KEEP,
+    Address,
+    Change,
+    Head,
+    Keep,
+    Stored,
+)
 from stepwell.storage.bulk import all_ended, claim_when_free
 from stepwell.storage.contract import Storage
-from stepwell.storage.listing import Query
 from stepwell.storage.operations import Apply, Claim, Claimed, Get, Guard, Range, Release
+from stepwell.storage.selection import Selection
 from stepwell.storage.urls import as_storage
 
-__all__ = ["Copied", "copy_records"]
+__all__ = ["Copied", "copy_records", "count_extra", "count_records"]
 
-#: The number of records that are copied concurrently.
-AT_ONCE = 100
 #: The number of parts of a record that are read at once.
 PARTS_AT_ONCE = 1000
 #: Parts are copied in pieces of about this many characters, so that no call takes long.
 PIECE = 1024 * 1024
-LEASE = 60.0
+#: Seconds of a claim in the source. Short, because a copy that is killed blocks the conversations that it has claimed.
+SOURCE_LEASE = 10.0
+#: Seconds of a claim in the target, which each write extends.
+TARGET_LEASE = 30.0
 #: How often a record is read from the beginning because it was written meanwhile.
 MOST_ATTEMPTS = 3
 #: Records that the source has stored are not limited by the target. Its limit applies to later writes.
@@ -55,6 +64,12 @@ class Copied:
     kept: int = 0
     #: Records that were read again from both storages and found equal.
     verified: int = 0
+    #: Records that were written or deleted in the source after they were copied. Copy again to copy them too.
+    changed: int = 0
+    #: Records of the target that the source does not have. Not counted without ``verify`` and ``remove``.
+    extra: int = 0
+    #: Records that were deleted in the target with ``remove=True``.
+    removed: int = 0
     #: Damaged records. They were copied unchanged.
     damaged: list[Address] = field(default_factory=list)
 
@@ -66,11 +81,12 @@ async def copy_records(
     namespaces: Iterable[str] | None = None,
     overwrite: bool = True,
     verify: bool = True,
+    remove: bool = False,
     wait: float = 60.0,
     progress: Callable[[Copied], None] | None = None,
 ) -> Copied:
     """Copy all records, or those of some bots: ``namespaces`` are bots' names, ``record.RUNS`` for node runs, or
-    ``record.LOGS`` for all logs.
+    ``record.LOGS`` for all logs. A bot is copied with its logs, its inbox and the copies of its damaged records.
 
     It copies flow, state, revision, history, data, tags, deadline, expiry, queue, parts, and the memo of handled
     updates. It does not copy claims and tombstones. The time that remains until a deadline or an expiry stays the
@@ -78,11 +94,18 @@ async def copy_records(
 
     You may repeat it after an interruption or to catch up: records that the target has in the same version are
     skipped. It replaces records of the target that differ, unless ``overwrite`` is ``False``. So stop the bots of the
-    source, copy, and only then start the bots of the target. Nothing is removed from either storage.
+    source, copy, and only then start the bots of the target.
+
+    Conversations that were cleared and users who were forgotten since an earlier copy are still in the target:
+    ``Copied.extra`` counts the records that the source does not have. With ``remove`` they are deleted there without a
+    trace: all records of the target that the source does not have, or those of ``namespaces``; with ``RUNS``, the runs
+    of other programs too. To find them, ``verify`` and ``remove`` read all records of the target; a copy of few records
+    to a large target needs neither, and ``overwrite=False`` does not count them.
 
     Each record is claimed in the source while it is read; ``Busy`` is raised for a record that is held longer than
     ``wait`` seconds. With ``verify`` all records are then read again from both storages, and ``NotCopied`` names those
-    that differ. ``progress`` is called after each page. A storage given as a URL is opened and closed here.
+    that differ; ``Copied.changed`` counts those that were written in the source meanwhile. ``progress`` is called after
+    each page. A storage given as a URL is opened and closed here.
 
     Example::
 
@@ -98,15 +121,26 @@ async def copy_records(
     try:
         await source.open()
         await target.open()
-        names = await _all_names(source) if namespaces is None else await _chosen(source, namespaces)
-        copied = Copied(namespaces=names)
-        copier = _Copier(source, target, copied, overwrite, wait)
-        for work in (copier.copy, copier.compare) if verify else (copier.copy,):
+        chosen = await Selection.of(source, namespaces)
+        copied = Copied(namespaces=chosen.names)
+        copier = _Copier(source, target, copied, overwrite=overwrite, remove=remove, wait=wait)
+
+        async def work_on(storage: Storage, names: list[str], work: Callable[[Address], Awaitable[None]]) -> None:
             for copied.namespace in names:
-                async for addresses in _pages(source, copied.namespace):
-                    await all_ended(work(address) for address in addresses)
-                    if progress is not None:
-                        progress(copied)
+                async for addresses in chosen.pages(storage, copied.namespace):
+                    try:
+                        await all_ended(work(address) for address in addresses)
+                    finally:
+                        if progress is not None:
+                            progress(copied)
+
+        await work_on(source, chosen.names, copier.copy)
+        if verify:
+            await work_on(source, chosen.names, copier.compare)
+        if remove or (verify and overwrite):
+            await work_on(target, await chosen.names_in(target), copier.check_extra)
+        if copied.removed:
+            await target.erase(only_if_quick=True)
     finally:
         for storage, close in zip((source, target), opened_here, strict=True):
             if close:
@@ -116,41 +150,40 @@ async def copy_records(
     return copied
 
 
-async def _pages(source: Storage, namespace: str) -> AsyncIterator[list[Address]]:
-    after: Any = None
-    while True:
-        records, after = await source.page(Query(namespace), after, AT_ONCE)
-        yield [address for address, _ in records]
-        if after is None:
-            return
+async def count_records(source: Storage, namespaces: Iterable[str] | None = None) -> dict[str, int]:
+    """Return how many records ``copy_records`` would copy of each encoded namespace."""
+    await source.ensure_open()
+    chosen = await Selection.of(source, namespaces)
+    return {name: sum([len(page) async for page in chosen.pages(source, name)]) for name in chosen.names}
 
 
-async def _all_names(source: Storage) -> list[str]:
-    # The processes of the source do not use the target.
-    return [name for name in await source.namespaces() if name != PROCESSES]
-
-
-async def _chosen(source: Storage, namespaces: Iterable[str]) -> list[str]:
-    """Return these names, encoded. Raises for a bot without records, but not for reserved namespaces."""
-    wanted = [encode_namespace(name, source.limits) for name in namespaces]
-    with suppress(Unsupported):
-        there = await source.namespaces()
-        for name in wanted:
-            if name not in there and type(name) is not ReservedNamespace:
-                bots = ", ".join([repr(decode_namespace(each)) for each in there]) or "nothing"
-                raise InvalidOption(f"the source has no records of the bot {decode_namespace(name)!r}; it has {bots}")
-    return wanted
+async def count_extra(source: Storage, target: Storage, namespaces: Iterable[str] | None = None) -> int:
+    """Return how many records ``copy_records(remove=True)`` would delete in the target."""
+    await source.ensure_open()
+    await target.ensure_open()
+    chosen = await Selection.of(source, namespaces)
+    count = 0
+    for name in await chosen.names_in(target):
+        async for page in chosen.pages(target, name):
+            found = await asyncio.gather(*(source.perform(Get(address)) for address in page))
+            count += found.count(None)
+    return count
 
 
 class _Copier:
     """Copies and compares single addresses."""
 
-    def __init__(self, source: Storage, target: Storage, copied: Copied, overwrite: bool, wait: float) -> None:
+    def __init__(
+        self, source: Storage, target: Storage, copied: Copied, *, overwrite: bool, remove: bool, wait: float
+    ) -> None:
         self._source = source
         self._target = target
         self._copied = copied
         self._overwrite = overwrite
+        self._remove = remove
         self._wait = wait
+        #: The time of the first claim, on the clock of each storage.
+        self._source_began = self._target_began = inf
         self._skipped: set[Address] = set()
         self.differing: list[Address] = []
 
@@ -169,12 +202,13 @@ class _Copier:
     async def _copy(self, address: Address) -> None:
         there: Stored | None = await self._target.perform(Get(address))
         token = self._source.ids()
-        claimed = await claim_when_free(self._source, address, token, LEASE, self._wait)
+        claimed = await claim_when_free(self._source, address, token, SOURCE_LEASE, self._wait)
+        self._source_began = min(self._source_began, claimed.now)
         try:
             if claimed.record is None:
                 return
             if there is not None:
-                if there.version.write == claimed.record.version.write:
+                if _same_write(there, claimed.record):
                     self._copied.same += 1
                     return
                 if not self._overwrite:
@@ -184,6 +218,9 @@ class _Copier:
             record: Stored | None = await self._source.perform(Get(address, Range(limit=PARTS_AT_ONCE)))
             if record is None:
                 return
+            if record.version != claimed.record.version:
+                # If the lease has ended before the read, the memo may be older than the record.
+                claimed = await claim_when_free(self._source, address, token, SOURCE_LEASE, self._wait)
             if len(record.parts or ()) == PARTS_AT_ONCE:
                 await self._write(address, record, claimed, there, self._more_parts(address, record, token))
                 return
@@ -201,11 +238,13 @@ class _Copier:
     ) -> None:
         """Write a record to the target, and then more parts."""
         token = self._target.ids()
-        base = (await claim_when_free(self._target, address, token, LEASE, self._wait)).base
+        taken = await claim_when_free(self._target, address, token, TARGET_LEASE, self._wait)
+        base = taken.base
+        self._target_began = min(self._target_began, taken.now)
 
         async def apply(change: Change) -> None:
             nonlocal base
-            applied = await self._target.perform(Apply(address, change, Guard(token, base), "keep", LEASE))
+            applied = await self._target.perform(Apply(address, change, Guard(token, base), "keep", TARGET_LEASE))
             base = applied.base
 
         # The last write has the write id of the record, which marks a complete copy.
@@ -227,7 +266,8 @@ class _Copier:
         seal = self._source.seal(address)
         parts = record.parts or {}
         while len(parts) == PARTS_AT_ONCE:
-            await self._source.perform(Claim(address, token, LEASE, renew=True))
+            # It keeps handlers away. If another holder has it by now, the version shows what that one writes.
+            await self._source.perform(Claim(address, token, SOURCE_LEASE))
             wanted = Range(next(reversed(parts)) + "\0", limit=PARTS_AT_ONCE)
             stored: Stored | None = await self._source.perform(Get(address, wanted))
             if stored is None or stored.version != record.version:
@@ -298,12 +338,41 @@ class _Copier:
             if ours is None or address in self._skipped:
                 return
             if theirs is None or _content(ours) != _content(theirs):
-                self.differing.append(address)
+                if ours.written_at > self._source_began and (theirs is None or not _same_write(ours, theirs)):
+                    self._copied.changed += 1
+                else:
+                    self.differing.append(address)
                 return
             if len(ours.parts) < PARTS_AT_ONCE:
                 self._copied.verified += 1
                 return
             first = next(reversed(ours.parts)) + "\0"
+
+    async def check_extra(self, address: Address) -> None:
+        """Count or remove a record of the target that the source does not have."""
+        if await self._source.perform(Get(address)) is not None:
+            return
+        theirs: Stored | None = await self._target.perform(Get(address))
+        if theirs is None:
+            return
+        if self._remove:
+            change = Change(write=self._target.ids(), delete=True, forget=True, tags=theirs.tags or KEEP)
+            try:
+                await self._target.perform(Apply(address, change, Guard(version=theirs.version)))
+            except VersionChanged:
+                # Another program has written it in the target just now.
+                self._copied.extra += 1
+            else:
+                self._copied.removed += 1
+        elif theirs.written_at > self._target_began:
+            # It was copied by this call.
+            self._copied.changed += 1
+        else:
+            self._copied.extra += 1
+
+
+def _same_write(ours: Stored, theirs: Stored) -> bool:
+    return ours.version.write == theirs.version.write
 
 
 def _pieces(parts: Mapping[str, str]) -> list[dict[str, str | None]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from stepwell.codec import Seal, address_of, encode_key, encode_namespace
 from stepwell.codec.large import open_data, seal_data
-from stepwell.errors import CorruptRecord, InvalidOption, StepwellError
+from stepwell.errors import CorruptRecord, InvalidOption, KeyMissing, StepwellError
 from stepwell.record import (
     INBOX,
     KEEP,
@@ -33,6 +33,9 @@ __all__ = ["Facade"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
+#: How many absent records of a namespace ``check_keys`` reads before it stops.
+MOST_ABSENT = 100
+
 
 class Facade(ABC):
     """Reads and writes whole records without a claim."""
@@ -43,6 +46,8 @@ class Facade(ABC):
         self.ids: Callable[[], str] = ids or _random_id
         self._ttls: dict[str, float] = {}
         self._limits: dict[str, Limits] = {}
+        #: The number of reads of each namespace by ``check_keys``; ``MOST_ABSENT``: it needs no more.
+        self._key_checks: dict[str, int] = {}
 
     @abstractmethod
     async def ensure_open(self) -> None:
@@ -116,11 +121,13 @@ class Facade(ABC):
     async def set_data(self, bot: str, key: Any, data: Mapping[Any, Any]) -> None:
         """Replace the data and keep flow and state. Creates the record if there is none."""
         address = self.address(bot, key)
+        await self.check_keys(address)
         await self._write_data(address, data, replace=True, expiry=self.expiry_of(address))
 
     async def update_data(self, bot: str, key: Any, data: Mapping[Any, Any]) -> dict[Any, Any]:
         """Merge fields into the data atomically, and return the merged data. Creates the record if there is none."""
         address = self.address(bot, key)
+        await self.check_keys(address)
         applied = await self._write_data(address, data, expiry=self.expiry_of(address), returning=True)
         try:
             return {} if applied.record is None else await self._data(self.seal(address), applied.record)
@@ -142,6 +149,28 @@ class Facade(ABC):
         address = self.address(bot, key)
         await self.perform(Apply(address, Change(write=self.ids(), delete=True)))
 
+    async def check_keys(self, address: Address) -> None:
+        """Raise ``KeyMissing`` if a record is encrypted with a key that this storage does not have.
+
+        For writes that do not read the record: they would mix texts of two keys. A process has the wrong keys for all
+        records of a namespace or for none, so nothing is read any more after a record that needs no other key.
+        """
+        if self.must_check_keys(address):
+            self.checked_keys(address, await self.perform(Get(address)))
+
+    def must_check_keys(self, address: Address) -> bool:
+        """Return whether ``check_keys`` would read the record."""
+        return self._key_checks.get(address.namespace, 0) < MOST_ABSENT
+
+    def checked_keys(self, address: Address, stored: Stored | None) -> None:
+        """Do the check of ``check_keys`` on a record that was read."""
+        namespace = address.namespace
+        if stored is None:
+            self._key_checks[namespace] = self._key_checks.get(namespace, 0) + 1
+        else:
+            self.seal(address).check_keys(stored)
+            self._key_checks[namespace] = MOST_ABSENT
+
     def expiry_of(self, address: Address) -> float | Keep:
         """Return the expiry of a record after a write to it."""
         return self._ttls.get(address.namespace, KEEP)
@@ -152,13 +181,15 @@ class Facade(ABC):
         try:
             known: Stored | None = await self.perform(Get(copy))
             version = self.seal(copy).field("version", list(stored.version))
-            if known is not None and known.fields.get("version") == version:
-                return
-            await self.perform(self.copy_of_damage(address, stored))
+            is_known = known is not None and known.fields.get("version") == version
+            if not is_known:
+                await self.perform(self.copy_of_damage(address, stored))
         except Exception:
             logger.exception("the damaged record at %s could not be copied to quarantine", address.text)
         else:
-            logger.error("%s", error)
+            error.copied = True
+            if not is_known:
+                logger.error("%s", error)
 
     def copy_of_damage(self, address: Address, stored: Stored) -> Apply:
         """Return the write that copies a damaged record to quarantine."""
@@ -202,12 +233,18 @@ class Facade(ABC):
         except CorruptRecord as error:
             await self.quarantine(address, stored, error)
             raise
+        except KeyMissing:
+            self._key_checks.pop(address.namespace, None)
+            raise
 
     async def _data(self, seal: Seal, stored: Stored) -> dict[Any, Any]:
         try:
             return await open_data(seal, stored.fields)
         except CorruptRecord as error:
             await self.quarantine(seal.address, stored, error)
+            raise
+        except KeyMissing:
+            self._key_checks.pop(seal.address.namespace, None)
             raise
 
 

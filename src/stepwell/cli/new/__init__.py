@@ -35,6 +35,9 @@ def _new(options: argparse.Namespace) -> int:
         raise InvalidOption(
             f"{options.name!r} is not a name for a project; use lower-case letters, digits, - and _, such as my-bot"
         )
+    if options.name.replace("_", "-") == "stepwell":
+        # The project depends on this package, and pip would look for it in the project itself.
+        raise InvalidOption("a project cannot have the name of the package that it uses; choose another name")
     folder = Path(options.name)
     if folder.exists():
         raise UsageError(f"{folder} exists already; choose another name")

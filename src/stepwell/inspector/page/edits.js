@@ -45,7 +45,7 @@ const FORMS = {
     return {
       title: field === undefined ? "Set a field" : `Change ${field}`, main: "Set", note: "The value is JSON, or else a text.",
       fields: [input("field", "Field", field ?? "", { readonly: field !== undefined }), el("label", {}, "Value", el("textarea", { name: "value", rows: "4", required: true, autofocus: field !== undefined, value: isWhole ? value : "" }))],
-      done: "The field was set.",
+      done: "The field was set.", unchanged: field === undefined || !isWhole ? undefined : value,
     };
   },
   remove_field: (app, found, field) => ({ title: `Remove ${field}?`, main: "Remove", fields: [el("input", { name: "field", type: "hidden", value: field })], done: "The field was removed." }),
@@ -81,6 +81,12 @@ export function ask(app, name, shown, field) {
   box.onsubmit = async (event) => {
     event.preventDefault();
     const given = Object.fromEntries(new FormData(box));
+    if (form.unchanged !== undefined && given.value === form.unchanged) {
+      // JavaScript has one kind of numbers: writing 1.0 back would store 1.
+      dialog.close();
+      toast("Nothing was changed.");
+      return;
+    }
     if ("value" in given) given.value = asJson(given.value);
     send.disabled = true;
     const answer = await post(name, { ...subject, ...given, version: found.version });

@@ -9,7 +9,7 @@ from typing import Any
 from stepwell.operate.checks import postgres, redis, sqlite
 from stepwell.operate.finding import Finding
 
-__all__ = ["check_settings"]
+__all__ = ["check_encryption", "check_settings"]
 
 _CHECKS = {"sqlite": sqlite.check, "redis": redis.check, "postgres": postgres.check}
 
@@ -17,11 +17,11 @@ _CHECKS = {"sqlite": sqlite.check, "redis": redis.check, "postgres": postgres.ch
 def check_settings(settings: Mapping[str, Any]) -> list[Finding]:
     """Return the findings about the settings of a storage."""
     check = _CHECKS.get(settings["backend"])
-    found = [] if check is None else check(settings, time.time())
-    return [*found, _encryption(settings)] if "sealed" in settings else found
+    return [] if check is None else check(settings, time.time())
 
 
-def _encryption(settings: Mapping[str, Any]) -> Finding:
+def check_encryption(settings: Mapping[str, Any]) -> Finding:
+    """Return the finding about the keys of an encrypted storage."""
     newest, *older = settings["sealed"]
     text = f"records are encrypted with the key {newest}" + (f"; older keys: {', '.join(older)}" if older else "")
     if not settings["allow_plaintext"]:

@@ -25,6 +25,9 @@ _LOCK_WAIT = 30.0
 _IDLE_LIMIT = 10.0
 _MOST_PARTITIONS = 1024
 _LOCK_NOT_AVAILABLE = "55P03"
+#: A table, a function or another object with this name exists.
+_EXISTS = ("42P07", "42723", "42710")
+_NO_SUCH_COLUMN = "42703"
 _INCLUDED = re.compile(r"^@include (\w+\.sql)@$", re.MULTILINE)
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 
@@ -109,7 +112,12 @@ async def _run_migrations(connection: Any, schema: str, server: str, last: int, 
         )
     for migration in migrations():
         if migration.number > current:
-            await connection.execute(migration.sql.replace("@schema@", quoted))
+            try:
+                await connection.execute(migration.sql.replace("@schema@", quoted))
+            except Exception as error:
+                if current == 0 and getattr(error, "sqlstate", None) in _EXISTS:
+                    raise _foreign(schema, server) from error
+                raise
             await connection.execute(
                 f"insert into {quoted}.migrations (number, name) values ($1, $2)",  # noqa: S608 checked and quoted
                 migration.number,
@@ -145,6 +153,15 @@ async def _blocked(connection: Any, schema: str, server: str) -> StorageUnavaila
     )
 
 
+def _foreign(schema: str, server: str) -> StorageUnavailable:
+    return StorageUnavailable(
+        f"the schema {schema} of {server} belongs to another program: it has tables or functions with the names of "
+        "Stepwell's; give Stepwell a schema of its own: ?schema=my_bot",
+        sent=False,
+        final=True,
+    )
+
+
 def _lock_name(schema: str) -> str:
     return f"stepwell {schema}"
 
@@ -158,7 +175,12 @@ async def _current(connection: Any, schema: str, server: str, last: int) -> int:
     )
     if not exists:
         return 0
-    number: int = await connection.fetchval(f"select coalesce(max(number), 0) from {checked(schema)}.migrations")  # noqa: S608
+    try:
+        number: int = await connection.fetchval(f"select coalesce(max(number), 0) from {checked(schema)}.migrations")  # noqa: S608
+    except Exception as error:
+        if getattr(error, "sqlstate", None) == _NO_SUCH_COLUMN:
+            raise _foreign(schema, server) from error
+        raise
     if number > last:
         raise NewerSchema(f"the schema {schema} of {server}", number, last)
     return number

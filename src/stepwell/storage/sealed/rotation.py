@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from stepwell.codec import encode_namespace
 from stepwell.errors import Conflict, InvalidOption, StoredDataError, Unsupported
-from stepwell.record import KEEP, Address, Change, Damage, Head, Keep, Range, Stored
+from stepwell.record import (
+    KEEP,
+    Address,
+    Change,
+    Damage,
+    Head,
+    Keep,
+    Range,
+    ReservedNamespace,
+    Stored,
+)
 from stepwell.storage.bulk import all_ended, claim_when_free
 from stepwell.storage.listing import Query
 from stepwell.storage.operations import Apply, Get, Guard, Release
 from stepwell.storage.sealed.storage import SealedStorage
+from stepwell.storage.selection import OF_BOTS, belongs_to
 
 __all__ = ["Rotated", "rotate_keys"]
 
@@ -55,6 +66,9 @@ async def rotate_keys(
 ) -> Rotated:
     """Encrypt all records again with the first key of a storage, or those of some bots.
 
+    ``namespaces``: names of bots, whose conversations, logs, updates in the inbox and copies in quarantine are
+    encrypted; ``record.RUNS`` for node runs.
+
     Bots may run meanwhile, if they have the new key. A record is written only in the version that was read, so no
     write of a bot is lost. You may repeat it after an interruption: records with the newest key are only read. With
     ``allow_plaintext`` it encrypts records in clear. ``wait``: how many seconds to wait for a record that is held, if
@@ -66,17 +80,24 @@ async def rotate_keys(
         raise InvalidOption(f"rotate_keys() takes a SealedStorage, not {type(storage).__name__}")
     await storage.open()
     inner = storage.inner
+    bots: Collection[str] = ()
     if namespaces is None:
         names = await inner.namespaces()
     else:
-        names = [encode_namespace(name, storage.limits) for name in namespaces]
+        given = list(namespaces)
+        names = [encode_namespace(name, storage.limits) for name in given]
+        bots = [name for name in given if not isinstance(name, ReservedNamespace)]
+    # These have the records of all bots.
+    shared = [name for name in OF_BOTS if bots and name not in names]
+    names = [*names, *shared]
     rotated = Rotated(namespaces=names)
     rotation = _Rotation(storage, rotated, wait)
     for rotated.namespace in names:
         after: Any = None
         while True:
             records, after = await inner.page(Query(rotated.namespace), after, AT_ONCE)
-            await all_ended([rotation.rotate(address) for address, _ in records])
+            chosen = [address for address, _ in records if rotated.namespace not in shared or belongs_to(address, bots)]
+            await all_ended([rotation.rotate(address) for address in chosen])
             if progress is not None:
                 progress(rotated)
             if after is None:

@@ -412,9 +412,12 @@ def _create(path: str) -> None:
     except FileExistsError:
         pass
     except FileNotFoundError as error:
-        raise StorageUnavailable(
-            f"the folder {Path(path).parent} does not exist; create it first", sent=False, final=True
-        ) from error
+        folder = Path(path).parent
+        problem = f"the folder {folder} does not exist; create it first"
+        if folder.is_dir():
+            # Its file system has no files of users, such as that of /proc.
+            problem = f"no file can be created in the folder {folder}; give the path of a file in another one"
+        raise StorageUnavailable(problem, sent=False, final=True) from error
     except OSError as error:
         if error.errno in _NO_ROOM:
             raise StorageFull(f"the disk of {path} is full; free some space and try again") from error
