@@ -5,12 +5,16 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from weakref import WeakSet
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from stepwell import _portal, sync
+from stepwell.storage import Storage
+from stepwell.storage.sweeper import Sweeper
 from stepwell.testing import Clock
 from tests import backends
 from tests.reliability.dose import dose
@@ -74,6 +78,33 @@ async def shared_backend(request: pytest.FixtureRequest, tmp_path: Path) -> Asyn
     backend = request.param(tmp_path)
     yield backend
     await backend.close()
+
+
+#: The storages that tests have opened.
+_opened: WeakSet[Storage] = WeakSet()
+_start_sweeper = Sweeper.start
+
+
+def _start(sweeper: Sweeper) -> None:
+    if (storage := sweeper._storage()) is not None:
+        _opened.add(storage)
+    _start_sweeper(sweeper)
+
+
+Sweeper.start = _start  # type: ignore[method-assign,assignment]
+
+
+@pytest.fixture(autouse=True)
+def _close_storages() -> Iterator[None]:
+    """Close the storages that a test leaves open on the background loop, as the snippets of some pages do.
+
+    This loop lives longer than the test: the sweep of such a storage would log in a later test that its file is gone.
+    """
+    yield
+    for storage in list(_opened):
+        if storage.is_open and _portal._loop is not None and storage._loop is _portal._loop:
+            sync(storage.close())
+        _opened.discard(storage)
 
 
 @pytest.fixture
