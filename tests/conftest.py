@@ -102,9 +102,9 @@ def _close_storages() -> Iterator[None]:
     """
     yield
     for storage in list(_opened):
-        if storage.is_open and _portal._loop is not None and storage._loop is _portal._loop:
+        if storage.loop is not None and storage.loop is _portal._loop:
             sync(storage.close())
-        _opened.discard(storage)
+    _opened.clear()
 
 
 @pytest.fixture
