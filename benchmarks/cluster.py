@@ -15,7 +15,7 @@ from tests.servers.redis import RedisCluster, RedisServer
 
 from benchmarks.redis import FLOOR, TASKS, UPDATES, Way, rate, whole_updates
 
-ROUNDS = 9
+ROUNDS = 41
 #: The required ratio to redis-py's cluster client.
 TARGET = 2.0
 #: How much more CPU time of the client an update may take with three nodes than with one.

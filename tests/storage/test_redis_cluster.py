@@ -74,6 +74,77 @@ async def test_records_are_spread_over_all_masters() -> None:
         assert {entry.key async for entry in storage.scan(BOT, page=7)} == set(range(200))
 
 
+async def test_the_only_master_of_a_cluster_has_two_lanes_with_connections_of_their_own() -> None:
+    cluster = RedisCluster(1, replicas=0)
+    try:
+        async with open_storage(cluster.url(), sweep_every=None) as storage:
+            keys = range(200)
+            lanes = {storage.lane_of(Apply(storage.address(BOT, n), Change(write="w"))) for n in keys}
+            assert len(lanes) == 2
+            with cluster.nodes[0].client() as client:
+                before = len(client.client_list())
+                # All are sent at once, so each lane makes one call at least.
+                await asyncio.gather(*(storage.update_data(BOT, n, {"n": n}) for n in keys))
+                assert len(client.client_list()) == before + 2
+            assert {entry.key async for entry in storage.scan(BOT, page=7)} == {*keys}
+            assert len((await storage.settings())["nodes"]) == 1
+    finally:
+        cluster.stop()
+
+
+async def test_a_cluster_of_one_master_may_fail_over_and_grow_under_load() -> None:
+    cluster = RedisCluster(1)
+    try:
+        async with open_storage(cluster.url("?durability=wait&patience=30"), sweep_every=None) as storage:
+            keys = range(20)
+            made = dict.fromkeys(keys, 0)
+            stop = asyncio.Event()
+
+            async def load(key: int) -> None:
+                while not stop.is_set():
+                    async with Slot(storage, BOT, key, wait=30) as slot:
+                        slot.data["n"] = slot.data.get("n", 0) + 1
+                        await slot.commit()
+                    await storage.update_data(BOT, key, {f"f{made[key] % 50}": made[key]})
+                    made[key] += 1
+
+            def lanes() -> set[Any]:
+                return {storage.lane_of(Apply(storage.address(BOT, key), Change(write="w"))) for key in keys}
+
+            async def progress() -> None:
+                goal = {key: made[key] + 3 for key in keys}
+                while any(made[key] < goal[key] for key in keys):
+                    assert not any(task.done() for task in loads)
+                    await asyncio.sleep(0.01)
+
+            loads = [asyncio.create_task(load(key)) for key in keys]
+            try:
+                await progress()
+                replica = cluster.replica_of(cluster.nodes[0])
+                with replica.client() as client:
+                    client.execute_command("CLUSTER", "FAILOVER")
+                while cluster.masters() != [replica]:
+                    await asyncio.sleep(0.02)
+                await progress()
+                assert lanes() == {("writes", ClusterNode("127.0.0.1", replica.port, half)) for half in (0, 1)}
+                # Not in a thread: the servers end with the thread that has started them.
+                target = cluster.add_shard()
+                for slot in {_SLOTS[_tag(storage, key)] for key in keys[:10]}:
+                    await asyncio.to_thread(cluster.move_slot, slot, target)
+                await progress()
+                # The map of slots may be loaded at any time.
+                await storage._server._load_slots()  # type: ignore[attr-defined]
+                await progress()
+            finally:
+                stop.set()
+                await asyncio.gather(*loads)
+            ports = {node.port for node in cluster.masters()}
+            assert lanes() == {("writes", ClusterNode("127.0.0.1", port)) for port in ports}
+            assert [(await storage.get_data(BOT, key) or {})["n"] for key in keys] == [*made.values()]
+    finally:
+        cluster.stop()
+
+
 async def test_a_cluster_client_that_was_passed_in_is_used_and_never_closed() -> None:
     client = Client(host="127.0.0.1", port=the_cluster().nodes[0].port)
     await client.initialize()

@@ -35,6 +35,14 @@ class ClusterNode(NamedTuple):
 
     host: str
     port: int
+    #: Which half of the hash tags, if this server has them all. Each half has its own lanes and connections, so that
+    #: the server works on one of them while this process works on the other.
+    half: int = 0
+
+    @property
+    def server(self) -> ClusterNode:
+        """The server, whichever half of its hash tags this is."""
+        return self._replace(half=0)
 
 
 class SlotMoves(StorageUnavailable):
@@ -82,7 +90,7 @@ class Cluster:
         return ",".join(config.location for config in self._configs)
 
     def node_of(self, address: Address) -> Hashable:
-        """Return the node that has an address. Addresses of one node share their lanes."""
+        """Return the node that has an address. Addresses of one node, or of one half of it, share their lanes."""
         return self.owners[tag_of(address)]
 
     def node_of_all(self, groups: Collection[Group]) -> ClusterNode | None:
@@ -109,8 +117,9 @@ class Cluster:
         """End the calls to nodes that have no slots any more; their lanes send them to the successors."""
         try:
             await self._reload_slots()
+            masters = self._masters()
             for (lane, node), connection in list(self._connections.items()):
-                if connection.waited > _SLOW and node not in self.owners and lane != _READS:
+                if connection.waited > _SLOW and node.server not in masters and lane != _READS:
                     await connection.abandon("has lost its slots to another node")
         finally:
             self._search = None
@@ -222,7 +231,7 @@ class Cluster:
             reply, copies = await connection.exchange([command, ("WAIT", str(connection.copies), str(wait))])
             return reply, isinstance(copies, int) and copies >= connection.copies
         except StorageUnavailable as error:
-            self._lost[node] = asyncio.get_running_loop().time()
+            self._lost[node.server] = asyncio.get_running_loop().time()
             if not error.final:
                 await self._reload_slots()
             raise
@@ -257,7 +266,7 @@ class Cluster:
                 if isinstance(outcome, StorageUnavailable):
                     reload = reload or not outcome.final
                     if node is not None:
-                        self._lost[node] = asyncio.get_running_loop().time()
+                        self._lost[node.server] = asyncio.get_running_loop().time()
                     for n in indexes:
                         found[n] = StorageUnavailable(str(outcome), sent=outcome.sent, final=outcome.final)
                     continue
@@ -330,13 +339,12 @@ class Cluster:
         return found
 
     def _masters(self) -> list[ClusterNode]:
-        return sorted({node for node in self.owners if node is not None})
+        return sorted({node.server for node in self.owners if node is not None})
 
     async def publish(self, lane: Hashable, channel: str, text: str) -> None:
         """Send a text to all connections that have subscribed to a channel, on all nodes."""
-        nodes = dict.fromkeys(node for node in self.owners if node is not None)
         problem = StorageUnavailable(f"no node of the Redis Cluster at {self.location} is known", sent=False)
-        for node in nodes:
+        for node in self._masters():
             try:
                 return await publish(self._connection(lane, node), channel, text)
             except StorageUnavailable as error:
@@ -350,7 +358,7 @@ class Cluster:
         known = self._known or [ClusterNode(*config.address) for config in self._configs]
         self._subscribers += 1
         node = known[self._subscribers % len(known)]
-        return RedisConnection(self._configs[0].with_address(*node).for_messages(), self._timeout)
+        return RedisConnection(self._configs[0].with_address(node.host, node.port).for_messages(), self._timeout)
 
     async def lost(self, lane: Hashable) -> None:
         """Reload the map of slots after a node was lost or replaced."""
@@ -395,7 +403,7 @@ class Cluster:
         connection = self._connections.get((lane, node))
         if connection is None:
             connection = self._connections[lane, node] = RedisConnection(
-                self._configs[0].with_address(*node), self._timeout
+                self._configs[0].with_address(node.host, node.port), self._timeout
             )
         return connection
 
@@ -420,10 +428,10 @@ class Cluster:
             problem: StorageUnavailable | None = None
             since = asyncio.get_running_loop().time() - _DOUBTFUL
             doubtful = {node for node, lost_at in self._lost.items() if lost_at > since}
-            doubtful |= {node for (_, node), connection in self._connections.items() if connection.waited > _SLOW}
+            doubtful |= {node.server for (_, node), connection in self._connections.items() if connection.waited > _SLOW}
             # A node that does not answer, or did not until now, comes last: it may not know that it was replaced.
             for node in sorted(dict.fromkeys([*self._known, *seeds]), key=doubtful.__contains__):
-                connection = RedisConnection(self._configs[0].with_address(*node), min(self._timeout, 1.0))
+                connection = RedisConnection(self._configs[0].with_address(node.host, node.port), min(self._timeout, 1.0))
                 try:
                     (ranges,) = await connection.exchange([("CLUSTER", "SLOTS")])
                 except StorageUnavailable as error:
@@ -457,6 +465,10 @@ class Cluster:
             for tag, slot in enumerate(_SLOTS):
                 if first <= slot <= last:
                     owners[tag], replicas[tag] = nodes[0], nodes[1:]
+        owner, *others = {*owners}
+        if owner is not None and not others:
+            halves = owner, owner._replace(half=1)
+            owners = [halves[tag & 1] for tag in range(TAGS)]
         known.pop(source, None)
         self.owners, self._replicas, self._known = owners, replicas, [*known, source]
         self._loads += 1
@@ -489,4 +501,4 @@ def _refused(reply: Refused, node: ClusterNode) -> StorageError:
 
 def _target(reply: Refused, source: ClusterNode) -> ClusterNode:
     host, _, port = reply.message.split()[-1].rpartition(":")
-    return ClusterNode(host or source.host, int(port))
+    return ClusterNode(host or source.host, int(port), source.half)
