@@ -1,8 +1,8 @@
 """The cost of an update by component, on Redis Cluster and PostgreSQL, with several nodes and client processes.
 
 The CPU times of one node calibrate a simulation: one client with several numbers of users gives the costs of an
-operation and of a batch, and four clients give the growth with the clients. Its rates are compared with those that are
-measured, and must be within 20 %. Writes ``docs/scale.md``.
+operation, of a batch and of waking a process, and four clients give the growth with the clients. Its rates are compared
+with those that are measured, and must be within 20 %. Writes ``docs/scale.md``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.servers.postgres import PostgresServer
 from tests.servers.redis import RedisCluster
 
 from benchmarks.redis import whole_updates
-from benchmarks.scale_model import CALIBRATION, CLIENTS, CORES, USERS, Measured, compare, middle, spread
+from benchmarks.scale_model import ALONE, CALIBRATION, CLIENTS, CORES, USERS, Measured, compare, middle, spread
 from benchmarks.scale_page import write_page
 from stepwell.storage import Operation, Storage
 from stepwell.storage.observers import storage_observers
@@ -169,7 +169,7 @@ def undisturbed(server: Server, clients: int, users: int) -> Measured:
 
 def layouts(server: Server) -> list[tuple[int, int]]:
     """Return the numbers of clients and of users of each."""
-    alone = [(1, users) for users in (1, *CALIBRATION) if users != USERS and server.nodes == 1]
+    alone = [(1, users) for users in (ALONE, *CALIBRATION) if users != USERS and server.nodes == 1]
     return alone + [(clients, USERS) for clients in CLIENTS]
 
 

@@ -42,10 +42,10 @@ class Thread:
     """An event loop: a turn runs the tasks that were there when it began.
 
     ``share``: its part of a core that others want too. Linux divides a core between sessions first, and a session's
-    part between its processes.
+    part between its processes. ``wake``: seconds of CPU time to begin work after a sleep.
     """
 
-    def __init__(self, cores: Cores, share: float = 1.0) -> None:
+    def __init__(self, cores: Cores, share: float = 1.0, *, wake: float = 0.0) -> None:
         self.share = share
         #: Functions to call at the end of the turn.
         self.at_end: list[Callable[[], None]] = []
@@ -56,6 +56,7 @@ class Thread:
         self.effect: Callable[[], None] | None = None
         self.awake = False
         self._cores = cores
+        self._wake, self._slept = wake, False
         self._tasks: deque[Task] = deque()
         self._in_turn = 0
 
@@ -63,7 +64,7 @@ class Thread:
         """Add a task for the next turn, and wake the thread."""
         self._tasks.append(task)
         if not self.awake:
-            self.awake = True
+            self.awake = self._slept = True
             self._cores.wake(self)
 
     def next(self) -> bool:
@@ -79,6 +80,9 @@ class Thread:
             return False
         self._in_turn -= 1
         self.left, self.effect = self._tasks.popleft()()
+        if self._slept:
+            self._slept = False
+            self.left += self._wake
         self.left *= self._cores.varied()
         return True
 

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-import math
 import os
 import statistics
 from typing import NamedTuple
 
 from benchmarks.scale_simulation import Costs, Layout, Simulated, simulate
 
-__all__ = ["CALIBRATION", "CLIENTS", "CORES", "USERS", "Measured", "Row", "calibrated", "compare", "middle", "spread"]
+__all__ = [
+    "ALONE",
+    "CALIBRATION",
+    "CLIENTS",
+    "CORES",
+    "USERS",
+    "Measured",
+    "Row",
+    "calibrated",
+    "compare",
+    "middle",
+    "spread",
+]
 
 USERS = 50
 #: The numbers of users of one client that calibrate the costs of an operation and of a batch: the batches differ.
 CALIBRATION = (10, 20, USERS)
+#: With one user, client and server sleep before each operation. What it costs more than by those is the cost of waking.
+ALONE = 1
 #: The number of clients of one node that calibrates the growth of the costs.
 MANY = 4
 CLIENTS = (1, 2, MANY)
@@ -68,7 +81,7 @@ class Row(NamedTuple):
     def calibrates(self) -> bool:
         """Return whether the CPU time and the batches of this layout are part of the calibration."""
         each = self.measured
-        return each.nodes == 1 and (each.users in CALIBRATION if each.clients == 1 else each.clients == MANY)
+        return each.nodes == 1 and (each.users in (ALONE, *CALIBRATION) if each.clients == 1 else each.clients == MANY)
 
     def __str__(self) -> str:
         each, predicted = self
@@ -104,14 +117,26 @@ def line(points: list[tuple[float, float]]) -> tuple[float, float]:
 
 
 def calibrated(found: list[Measured]) -> Costs:
-    """Divide the CPU times of one node into the costs of operations, of batches and of many clients."""
+    """Divide the CPU times of one node into the costs of operations, of batches, of waking and of many clients."""
     one = [each for each in found if (each.nodes, each.clients) == (1, 1) and each.users in CALIBRATION]
+    alone = next(each for each in found if (each.nodes, each.clients, each.users) == (1, 1, ALONE))
     many = next(each for each in found if (each.nodes, each.clients) == (1, MANY))
     client = line([(1 / each.batch, each.client_cpu / OPERATIONS) for each in one])
     server = line([(1 / each.batch, each.server_cpu / OPERATIONS) for each in one])
     expected = client[0] + server[0] + (client[1] + server[1]) / many.batch
     growth = (many.client_cpu + many.server_cpu) / OPERATIONS / expected
-    return Costs(*client, *server, sharing=max(0.0, growth - 1) / math.log2(MANY))
+    return Costs(
+        *client,
+        *server,
+        client_wake=max(0.0, alone.client_cpu / OPERATIONS - client[0] - client[1] / alone.batch),
+        server_wake=max(0.0, alone.server_cpu / OPERATIONS - server[0] - server[1] / alone.batch),
+        sharing=max(0.0, growth - 1) / (MANY - 1),
+    )
+
+
+def layout_of(each: Measured) -> Layout:
+    """Return the processes of a measurement."""
+    return Layout(each.clients, each.nodes, each.users, CORES, each.kind == "PostgreSQL")
 
 
 def compare(found: list[Measured]) -> list[Row]:
@@ -120,10 +145,9 @@ def compare(found: list[Measured]) -> list[Row]:
     for kind in dict.fromkeys(each.kind for each in found):
         ours = [each for each in found if each.kind == kind]
         costs = calibrated(ours)
-        figures = ", ".join(f"{name} {1e6 * cost:.1f} us" for name, cost in list(costs._asdict().items())[:4])
+        figures = ", ".join(f"{name} {1e6 * cost:.1f} us" for name, cost in list(costs._asdict().items())[:-1])
         print(f"{kind}: {figures}, sharing {costs.sharing:.1%}")
         for each in ours:
-            layout = Layout(each.clients, each.nodes, each.users, CORES, kind == "PostgreSQL")
-            rows.append(Row(each, simulate(costs, layout)))
+            rows.append(Row(each, simulate(costs, layout_of(each))))
             print(rows[-1], "   MISSED" if rows[-1].missed else "")
     return rows

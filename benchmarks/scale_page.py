@@ -65,7 +65,8 @@ def write_page(found: list[Measured], rows: list[Row], spread: float) -> None:
         "A discrete simulation (`benchmarks/scale_simulation.py`) has the users, lanes, batches and event loops of the "
         "library, and the processes and cores as Linux schedules them (`benchmarks/scale_cores.py`). Its costs are CPU "
         "times, calibrated with one node: one client with 10, 20 and 50 users gives those of an operation and of a "
-        "batch, four clients give their growth with the clients. No rate is used. It predicts rates and batches:",
+        "batch, one user gives that of waking a process, and four clients give their growth with the clients. No rate "
+        "is used. It predicts rates and batches:",
         "",
         "| storage | nodes | client processes | users each | measured | predicted | error | operations a batch | "
         "predicted | calibrates |",
@@ -84,10 +85,8 @@ def write_page(found: list[Measured], rows: list[Row], spread: float) -> None:
         f"figure is the median of rounds in which the layouts took turns; nine in ten measurements were within "
         f"{spread:.0%} of their median.",
         "",
-        "Two things limit the rate before the cores are busy. A Redis lane gathers the operations of all users of a "
-        "node, so a client and a node work in turns, and several nodes or clients fill the gaps. And processes "
-        "that share few cores wait for each other even while a core is idle: "
-        "[decision 085](decisions/085-a-model-of-processes-and-cores.md).",
+        "Processes that share few cores wait for each other even while a core is idle, so the rate stops growing "
+        "before the cores are busy: [decision 085](decisions/085-a-model-of-processes-and-cores.md).",
     ]
     for kind in BYTES:
         text += ["", f"## {kind}", "", *plan(kind, found)]

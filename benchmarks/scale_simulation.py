@@ -4,7 +4,7 @@ It does what the library and the servers do, with CPU times instead of work:
 
 - A client is an event loop. An answer of n operations wakes n users in one turn. They use CPU time, and queue their
   next operations. Then the lane takes all of them as its next batch. A lane has one batch on its way.
-- A conversation always has the same node, and the same half of the lanes of PostgreSQL.
+- A conversation always has the same node, and the same half of the lanes of PostgreSQL or of the only Redis node.
 - A process that uses a key again and again checks every quarter of a second whether another one waits for it. That is
   an operation before the claim and one after it, on PostgreSQL often in the lane of the other half.
 - A Redis server answers all batches that it found in one turn at the end of the turn. PostgreSQL has a process for
@@ -15,7 +15,6 @@ No process waits for a network or a disk: all of them are on one machine, and th
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable
 from typing import NamedTuple
@@ -39,7 +38,10 @@ class Costs(NamedTuple):
     server_operation: float
     #: Of a server, for a batch.
     server_batch: float
-    #: How much all of these grow with each doubling of the clients: they displace each other from the caches.
+    #: Of a client and of a server, to begin work after a sleep: its core may be idle, and its caches are cold.
+    client_wake: float = 0.0
+    server_wake: float = 0.0
+    #: How much all of these grow with each further client: they displace each other from the caches.
     sharing: float = 0.0
 
 
@@ -53,13 +55,14 @@ class Layout(NamedTuple):
     #: Cores that clients and servers share.
     cores: int
     #: Whether half of the lanes are for claims and half for commits, and each lane has its own process of the server
-    #: (PostgreSQL). Otherwise a node has one lane of each client, and one process (Redis Cluster).
+    #: (PostgreSQL). Otherwise a node has one process, and one lane of each client, or two if it is the only node (Redis
+    #: Cluster).
     split: bool = False
 
     @property
-    def doublings(self) -> float:
-        """Return how often the clients have doubled since one client."""
-        return math.log2(self.clients)
+    def more_clients(self) -> int:
+        """Return the number of clients beside one."""
+        return self.clients - 1
 
 
 class Simulated(NamedTuple):
@@ -128,19 +131,19 @@ def _nothing() -> None:
 
 class _Simulation:
     def __init__(self, costs: Costs, layout: Layout, seed: int) -> None:
-        growth = 1 + costs.sharing * layout.doublings
-        self.costs = Costs(*(seconds * growth for seconds in costs[:4]))
+        growth = 1 + costs.sharing * layout.more_clients
+        self.costs = Costs(*(seconds * growth for seconds in costs[:-1]))
         self.cores = Cores(layout.cores, seed)
         self.updates = self.operations = self.batches = 0
         dice = random.Random(seed)
         # All clients are in one session, and each server is in its own.
-        clients = [Thread(self.cores, 1 / layout.clients) for _ in range(layout.clients)]
-        nodes = [] if layout.split else [Thread(self.cores) for _ in range(layout.nodes)]
+        clients = [Thread(self.cores, 1 / layout.clients, wake=self.costs.client_wake) for _ in range(layout.clients)]
+        nodes = [] if layout.split else [self._server() for _ in range(layout.nodes)]
         for client in clients:
             users = []
             lanes = [
-                _Lane(self, client, Thread(self.cores) if layout.split else nodes[number])
-                for number in range(4 if layout.split else layout.nodes)
+                _Lane(self, client, self._server() if layout.split else nodes[number % layout.nodes])
+                for number in range(4 if layout.split else max(2, layout.nodes))
             ]
             for _ in range(layout.users):
                 if layout.split:
@@ -150,6 +153,9 @@ class _Simulation:
                     lane = dice.choice(lanes)
                     users.append(_User(lane, lane, lane))
             self._start(client, users)
+
+    def _server(self) -> Thread:
+        return Thread(self.cores, wake=self.costs.server_wake)
 
     def _start(self, client: Thread, users: list[_User]) -> None:
         client.add(lambda: (0.0, lambda: self.advance(users)))

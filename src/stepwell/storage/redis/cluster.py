@@ -402,10 +402,11 @@ class Cluster:
     def _connection(self, lane: Hashable, node: ClusterNode) -> RedisConnection:
         connection = self._connections.get((lane, node))
         if connection is None:
-            connection = self._connections[lane, node] = RedisConnection(
-                self._configs[0].with_address(node.host, node.port), self._timeout
-            )
+            connection = self._connections[lane, node] = self._new_connection(node, self._timeout)
         return connection
+
+    def _new_connection(self, node: ClusterNode, timeout: float) -> RedisConnection:
+        return RedisConnection(self._configs[0].with_address(node.host, node.port), timeout)
 
     async def _reload_slots(self) -> None:
         try:
@@ -428,10 +429,12 @@ class Cluster:
             problem: StorageUnavailable | None = None
             since = asyncio.get_running_loop().time() - _DOUBTFUL
             doubtful = {node for node, lost_at in self._lost.items() if lost_at > since}
-            doubtful |= {node.server for (_, node), connection in self._connections.items() if connection.waited > _SLOW}
+            doubtful |= {
+                node.server for (_, node), connection in self._connections.items() if connection.waited > _SLOW
+            }
             # A node that does not answer, or did not until now, comes last: it may not know that it was replaced.
             for node in sorted(dict.fromkeys([*self._known, *seeds]), key=doubtful.__contains__):
-                connection = RedisConnection(self._configs[0].with_address(node.host, node.port), min(self._timeout, 1.0))
+                connection = self._new_connection(node, min(self._timeout, 1.0))
                 try:
                     (ranges,) = await connection.exchange([("CLUSTER", "SLOTS")])
                 except StorageUnavailable as error:
