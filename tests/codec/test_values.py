@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import sys
 import time
-from functools import partial
+from types import FrameType
 from typing import Any
 
 import msgspec
@@ -279,12 +280,33 @@ def test_a_text_at_the_limit_of_depth_is_read_and_a_deeper_one_is_refused() -> N
 def test_a_large_text_with_many_brackets_is_decoded_without_a_loop_over_its_characters() -> None:
     text = values.to_json([{"text": "[x]" * 300, "tags": ["[", "\\"]}] * 900).decode()
     assert len(text) > 800_000
+    # Any loop over the characters executes several instructions for each.
+    assert instructions(nesting, text) > 10 * len(text)
+    assert instructions(values.decode, text) < len(text) / 2
+    assert instructions(pieces.too_deep, text, 100) < 1_000
     # In turns, because the speed of a machine changes.
-    each = (nesting, values.decode, partial(pieces.too_deep, limit=100))
-    times = [[cpu_time(function, text) for function in each] for _ in range(5)]
-    loop, decoding, counting = map(min, zip(*times, strict=True))
-    assert decoding < loop / 2
+    times = [[cpu_time(nesting, text), cpu_time(pieces.too_deep, text, 100)] for _ in range(5)]
+    loop, counting = map(min, zip(*times, strict=True))
     assert counting < loop / 3
+
+
+def instructions(function: Any, *args: Any) -> int:
+    """Return how many instructions of Python a call executes."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function(*args)
+    finally:
+        sys.settrace(before)
+    return count
 
 
 def cpu_time(function: Any, *args: Any) -> float:
