@@ -59,11 +59,6 @@ class Layout(NamedTuple):
     #: Cluster).
     split: bool = False
 
-    @property
-    def more_clients(self) -> int:
-        """Return the number of clients beside one."""
-        return self.clients - 1
-
 
 class Simulated(NamedTuple):
     """The result of a simulation."""
@@ -131,8 +126,8 @@ def _nothing() -> None:
 
 class _Simulation:
     def __init__(self, costs: Costs, layout: Layout, seed: int) -> None:
-        growth = 1 + costs.sharing * layout.more_clients
-        self.costs = Costs(*(seconds * growth for seconds in costs[:-1]))
+        growth = 1 + costs.sharing * (layout.clients - 1)
+        self.costs = Costs(*(seconds * growth for seconds in costs))
         self.cores = Cores(layout.cores, seed)
         self.updates = self.operations = self.batches = 0
         dice = random.Random(seed)

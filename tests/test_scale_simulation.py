@@ -104,7 +104,7 @@ def test_the_calibration_finds_the_costs() -> None:
 
 
 def _measured(costs: Costs, clients: int, users: int) -> Measured:
-    growth = 1 + costs.sharing * Layout(clients, 1, users, 2).more_clients
+    growth = 1 + costs.sharing * (clients - 1)
     client = 2 * growth * (costs.client_operation + costs.client_batch / users)
     server = 2 * growth * (costs.server_operation + costs.server_batch / users)
     if users == ALONE:

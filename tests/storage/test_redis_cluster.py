@@ -27,7 +27,7 @@ from stepwell.fsm import FSM, Context, DuplicateUpdate
 from stepwell.nodes import NodeFlow
 from stepwell.record import Change
 from stepwell.slot import Slot
-from stepwell.storage import Apply, Claim, Release
+from stepwell.storage import Apply, Claim, Claimed, Release
 from stepwell.storage.lane import Batch
 from stepwell.storage.redis import RedisStorage
 from stepwell.storage.redis.cluster import _SLOTS, ClusterNode
@@ -92,7 +92,7 @@ async def test_the_only_master_of_a_cluster_has_two_lanes_with_connections_of_th
         cluster.stop()
 
 
-async def test_a_cluster_of_one_master_may_fail_over_and_grow_under_load() -> None:
+async def test_a_cluster_of_one_master_may_fail_over_grow_and_shrink_under_load() -> None:
     cluster = RedisCluster(1)
     try:
         async with open_storage(cluster.url("?durability=wait&patience=30"), sweep_every=None) as storage:
@@ -111,6 +111,12 @@ async def test_a_cluster_of_one_master_may_fail_over_and_grow_under_load() -> No
             def lanes() -> set[Any]:
                 return {storage.lane_of(Apply(storage.address(BOT, key), Change(write="w"))) for key in keys}
 
+            async def until(expected: set[Any]) -> None:
+                async with asyncio.timeout(30):
+                    while lanes() != expected:
+                        await progress()
+                    await progress()
+
             async def progress() -> None:
                 goal = {key: made[key] + 3 for key in keys}
                 while any(made[key] < goal[key] for key in keys):
@@ -123,24 +129,48 @@ async def test_a_cluster_of_one_master_may_fail_over_and_grow_under_load() -> No
                 replica = cluster.replica_of(cluster.nodes[0])
                 with replica.client() as client:
                     client.execute_command("CLUSTER", "FAILOVER")
-                while cluster.masters() != [replica]:
-                    await asyncio.sleep(0.02)
-                await progress()
-                assert lanes() == {("writes", ClusterNode("127.0.0.1", replica.port, half)) for half in (0, 1)}
+                halves = {("writes", ClusterNode("127.0.0.1", replica.port, half)) for half in (0, 1)}
+                await until(halves)
                 # Not in a thread: the servers end with the thread that has started them.
-                target = cluster.add_shard()
-                for slot in {_SLOTS[_tag(storage, key)] for key in keys[:10]}:
-                    await asyncio.to_thread(cluster.move_slot, slot, target)
-                await progress()
-                # The map of slots may be loaded at any time.
-                await storage._server._load_slots()  # type: ignore[attr-defined]
-                await progress()
+                added = cluster.add_shard()
+                moved = {_SLOTS[_tag(storage, key)] for key in keys[:10]}
+                # One slot stays there: a master without slots becomes a replica.
+                other = next(slot for slot in range(16384) if slot not in _SLOTS)
+                for slot in (other, *moved):
+                    await asyncio.to_thread(cluster.move_slot, slot, added)
+                await until({("writes", ClusterNode("127.0.0.1", port)) for port in (replica.port, added.port)})
+                for slot in moved:
+                    await asyncio.to_thread(cluster.move_slot, slot, replica)
+                await until(halves)
             finally:
                 stop.set()
                 await asyncio.gather(*loads)
-            ports = {node.port for node in cluster.masters()}
-            assert lanes() == {("writes", ClusterNode("127.0.0.1", port)) for port in ports}
             assert [(await storage.get_data(BOT, key) or {})["n"] for key in keys] == [*made.values()]
+    finally:
+        cluster.stop()
+
+
+async def test_a_slow_call_to_either_half_of_an_only_master_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepwell.storage.redis.cluster._SLOW", 0.1)
+    cluster = RedisCluster(1)
+    try:
+        async with open_storage(cluster.url(), sweep_every=None) as storage:
+            keys = range(50)
+
+            async def update(n: int) -> None:
+                await asyncio.gather(*(storage.update_data(BOT, key, {"n": n}) for key in keys))
+
+            await update(0)
+            with cluster.nodes[0].client() as client:
+                before = {each["id"] for each in client.client_list()}
+                cluster.nodes[0].process.pause()
+                updates = asyncio.create_task(update(1))
+                # The replica answers meanwhile that its master has all slots.
+                await asyncio.sleep(0.5)
+                assert not updates.done()
+                cluster.nodes[0].process.resume()
+                await updates
+                assert {each["id"] for each in client.client_list()} >= before
     finally:
         cluster.stop()
 
@@ -221,6 +251,36 @@ async def test_a_claim_that_arrives_late_at_a_node_leases_nothing(patience: floa
             await proxy.let_through()
             async with Slot(storage, BOT, 1, wait=10) as slot:
                 assert slot.state == "s"
+
+
+async def test_an_answer_to_an_earlier_batch_does_not_let_a_late_claim_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_storage(the_cluster().url(f"?prefix={uuid.uuid4().hex}"), sweep_every=None) as storage:
+        one, two = (storage.address(BOT, key) for key in _keys_of_one_tag(storage, 2))
+        send, tag, go = storage._send, tag_of(one), asyncio.Event()  # type: ignore[attr-defined]
+
+        async def delayed(*args: Any) -> Any:
+            answers = await send(*args)
+            await go.wait()
+            return answers
+
+        # The tag changes its lane while both are under way, so they use two connections.
+        monkeypatch.setattr(storage, "_send", delayed)
+        earlier = asyncio.create_task(storage.run(Batch.of([Claim(two, "two", 30.0)], "lane", 1)))
+        await asyncio.sleep(0)
+        monkeypatch.setattr(storage, "_send", send)
+        owners = storage._server.owners  # type: ignore[attr-defined]
+        async with Proxy(owners[tag].port) as proxy:
+            owners[tag] = ClusterNode("127.0.0.1", proxy.port)
+            proxy.hold_what = b"EVALSHA"
+            claim = Claim(one, "one", 30.0)
+            with pytest.raises(StorageUnavailable):
+                await storage.run(Batch.of([claim], "lane", 2))
+            go.set()
+            assert type((await earlier)[0]) is Claimed
+            assert type((await storage.run(Batch.of([claim], "lane", 3)))[0]) is Claimed
+            await storage.run(Batch.of([Release(one, "one")], "lane", 4))
+            await proxy.let_through()
+            assert type(await storage.perform(Claim(one, "another", 30.0))) is Claimed
 
 
 async def test_writes_to_one_address_keep_their_order_while_its_node_changes() -> None:

@@ -31,17 +31,19 @@ _READS: Final = "reads"
 
 
 class ClusterNode(NamedTuple):
-    """The address of a server of the Cluster."""
+    """A server of the Cluster, or one half of the hash tags of its only master.
+
+    Each half has its own lanes and connections, so that the server works on one while this process works on the other.
+    """
 
     host: str
     port: int
-    #: Which half of the hash tags, if this server has them all. Each half has its own lanes and connections, so that
-    #: the server works on one of them while this process works on the other.
+    #: 0 or 1 for the halves of an only master, else 0.
     half: int = 0
 
     @property
     def server(self) -> ClusterNode:
-        """The server, whichever half of its hash tags this is."""
+        """The server of a half."""
         return self._replace(half=0)
 
 
@@ -77,7 +79,9 @@ class Cluster:
         self._loads = 0
         #: When a call to a node failed last.
         self._lost: dict[ClusterNode, float] = {}
-        #: The timer that looks for calls without an answer, while there are calls.
+        #: Whether a slot has moved since the map was loaded.
+        self._moved = False
+        #: The timer that looks for moved slots and for calls without an answer, while there are calls.
         self._watch: asyncio.TimerHandle | None = None
         #: The task that reloads the map for them.
         self._search: asyncio.Task[None] | None = None
@@ -104,11 +108,11 @@ class Cluster:
             self._watch = asyncio.get_running_loop().call_later(_SLOW, self._look)
 
     def _look(self) -> None:
-        """Reload the map if a call has no answer for long: its node may have been replaced."""
+        """Reload the map if a slot has moved, or if a call has no answer for long: its node may have been replaced."""
         self._watch = None
         loop = asyncio.get_running_loop()
         waits = [connection.waited for connection in self._connections.values()]
-        if any(waited > _SLOW for waited in waits) and self._search is None:
+        if (self._moved or any(waited > _SLOW for waited in waits)) and self._search is None:
             self._search = loop.create_task(self._leave_replaced(), name="stepwell-slots")
         if any(waits):
             self._watch = loop.call_later(_SLOW, self._look)
@@ -283,6 +287,9 @@ class Cluster:
                         )
                         if reply.code == "MOVED":
                             self.owners[requests[n].tag] = target
+                            # Others may have moved with it. A node may be the only master now, or not any more.
+                            self._moved = True
+                            self._start_watch()
                         redirected.setdefault((target, reply.code == "ASK"), []).append(n)
                     else:
                         found[n] = _refused(reply, node)
@@ -468,12 +475,13 @@ class Cluster:
             for tag, slot in enumerate(_SLOTS):
                 if first <= slot <= last:
                     owners[tag], replicas[tag] = nodes[0], nodes[1:]
-        owner, *others = {*owners}
-        if owner is not None and not others:
+        owner = owners[0]
+        if owner is not None and len({*owners}) == 1:
             halves = owner, owner._replace(half=1)
             owners = [halves[tag & 1] for tag in range(TAGS)]
         known.pop(source, None)
         self.owners, self._replicas, self._known = owners, replicas, [*known, source]
+        self._moved = False
         self._loads += 1
 
 

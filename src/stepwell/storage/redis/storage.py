@@ -142,7 +142,8 @@ class RedisStorage(Storage):
         # Claims may be sent more than once, and each attempt has a number. After an attempt without an answer, the
         # lane's next one for that hash tag raises the fence: the server refuses the earlier one if it arrives late.
         self._sent = 0
-        self._unsure: set[tuple[str, int]] = set()
+        #: The numbers of the attempts without an answer, by the id of the lane and the hash tag.
+        self._unsure: dict[tuple[str, int], int] = {}
         # In a Cluster, lanes of one kind share an id and their numbers, so that the journal and the fence of a hash tag
         # hold for all lanes that it uses one after the other: those of its nodes, and its own (see ``_park``). Each
         # opening makes new ids, because forked processes must not share them.
@@ -322,7 +323,7 @@ class RedisStorage(Storage):
                 found = joined_results(operations, groups, joined)
                 if found is not None:
                     if unsure:
-                        unsure -= _fences(lane, groups, uses)
+                        self._raised(lane, groups, uses, fence)
                     return found
                 answers: Sequence[Answer | StorageUnavailable] = await self._send_rest(
                     operations,
@@ -341,10 +342,12 @@ class RedisStorage(Storage):
                     requests.append(self._batch(tag, operations, indexes, lane=lane, number=its_number, use=use))
                 answers = await self._send(lane, requests, wait)
         except BaseException:
-            unsure |= _fences(lane, groups, uses)
+            for (_, tag, _), use in zip(groups, uses, strict=True):
+                if use is not _JOURNAL:
+                    self._doubt(lane, tag, fence)
             raise
         if unsure:
-            unsure -= _fences(lane, groups, uses)
+            self._raised(lane, groups, uses, fence)
         results: list[Result] = [None] * len(operations)
         for (writes, tag, indexes), answer in zip(groups, answers, strict=True):
             try:
@@ -364,7 +367,7 @@ class RedisStorage(Storage):
                     raise
                 # The other calls have their own results.
                 if not writes and fence:
-                    self._unsure.add((lane, tag))
+                    self._doubt(lane, tag, fence)
                 for n in indexes:
                     results[n] = StorageUnavailable(str(error), sent=error.sent, final=error.final)
         return results
@@ -391,6 +394,16 @@ class RedisStorage(Storage):
         answer = await self._server.call_node(lane, node, command, wait)
         # A refused call was not run. The node may not have the script yet, or is not ready: separate calls handle this.
         return None if type(answer[0]) is Refused else answer
+
+    def _doubt(self, lane: str, tag: int, number: int) -> None:
+        """Let the next attempt raise the fence, because this one has no answer."""
+        self._unsure[lane, tag] = max(number, self._unsure.get((lane, tag), 0))
+
+    def _raised(self, lane: str, groups: Collection[Group], uses: Sequence[str], fence: int) -> None:
+        """Forget the attempts that are below the fence now. A later one may have failed meanwhile."""
+        for (_, tag, _), use in zip(groups, uses, strict=True):
+            if use is _RAISE and self._unsure.get((lane, tag), fence) < fence:
+                del self._unsure[lane, tag]
 
     async def _send_rest(
         self,
@@ -561,11 +574,6 @@ class RedisStorage(Storage):
         until, key = max((float(text.partition(" ")[0]), key) for key, text in leases.items())
         remaining = until - (times[0] if self.clock is None else self.clock())
         return {"seconds": remaining, **decode_address(key.partition("}:l:")[2])._asdict()} if remaining > 0 else None
-
-
-def _fences(lane: str, groups: Collection[Group], uses: Sequence[str]) -> set[tuple[str, int]]:
-    """Return the lane and the hash tag of each fence that a batch uses."""
-    return {(lane, tag) for (_, tag, _), use in zip(groups, uses, strict=True) if use is not _JOURNAL}
 
 
 def _has_tag(tag: int, operation: Operation) -> bool:
