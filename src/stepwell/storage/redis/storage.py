@@ -363,11 +363,11 @@ class RedisStorage(Storage):
             except StorageUnavailable as error:
                 if answer is not error:
                     await self._server.lost(lane)
+                if not writes and fence:
+                    self._doubt(lane, tag, fence)
                 if len(groups) == 1:
                     raise
                 # The other calls have their own results.
-                if not writes and fence:
-                    self._doubt(lane, tag, fence)
                 for n in indexes:
                     results[n] = StorageUnavailable(str(error), sent=error.sent, final=error.final)
         return results
