@@ -150,6 +150,30 @@ async def test_a_cluster_of_one_master_may_fail_over_grow_and_shrink_under_load(
         cluster.stop()
 
 
+async def test_the_map_of_slots_is_not_taken_from_a_node_that_has_left_the_cluster() -> None:
+    cluster = RedisCluster(1)
+    try:
+        async with open_storage(cluster.url("?patience=0"), sweep_every=None) as storage:
+            await storage.set_state(BOT, 1, State("f", "s"))
+            with cluster.nodes[1].client() as client:
+                client.execute_command("CLUSTER", "RESET")
+            # Each load asks another node first.
+            for _ in range(3):
+                await storage._server._load_slots()  # type: ignore[attr-defined]
+                assert await storage.get_state(BOT, 1) == State("f", "s")
+    finally:
+        cluster.stop()
+
+
+async def test_the_map_of_slots_is_taken_from_each_node_in_turn() -> None:
+    async with open_storage(the_cluster().url(), sweep_every=None) as storage:
+        asked = set()
+        for _ in the_cluster().nodes:
+            await storage._server._load_slots()  # type: ignore[attr-defined]
+            asked.add(storage._server._known[-1])  # type: ignore[attr-defined]
+        assert {node.port for node in asked} == {server.port for server in the_cluster().nodes}
+
+
 async def test_a_slow_call_to_either_half_of_an_only_master_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stepwell.storage.redis.cluster._SLOW", 0.1)
     cluster = RedisCluster(1)

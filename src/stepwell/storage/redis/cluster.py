@@ -130,6 +130,8 @@ class Cluster:
 
     async def open(self, lane: Hashable) -> None:
         """Load the map of slots."""
+        # A call that ended after the last close may have started them, perhaps in another event loop.
+        self._watch = self._search = None
         await self._load_slots()
 
     async def call(self, lane: Hashable, requests: Sequence[Request], wait: int = 0) -> list[Answer]:
@@ -423,17 +425,20 @@ class Cluster:
             return
 
     async def _load_slots(self) -> None:
-        """Load the map of slots from the first node that answers."""
+        """Load the map of slots from the first node that knows all of them, or else the one that knows most."""
         loads = self._loads
         async with self._loading:
             if self._loads != loads:
                 # Another task loaded it meanwhile.
                 return
+            # A slot may move after the node has answered.
+            moved, self._moved = self._moved, False
             seeds = [
                 ClusterNode(str(config.arguments.get("host")), int(config.arguments.get("port", 6379)))
                 for config in self._configs
             ]
             problem: StorageUnavailable | None = None
+            best: tuple[int, list[Any], ClusterNode] | None = None
             since = asyncio.get_running_loop().time() - _DOUBTFUL
             doubtful = {node for node, lost_at in self._lost.items() if lost_at > since}
             doubtful |= {
@@ -459,11 +464,21 @@ class Cluster:
                         final=ranges.code == "ERR",
                     )
                     continue
-                self._set_slots(ranges, node)
-                return
-            assert problem is not None
-            problem.sent = False
-            raise problem
+                covered = sum(any(first <= slot <= last for first, last, *_ in ranges) for slot in _SLOTS)
+                if covered and (best is None or covered > best[0]):
+                    best = covered, ranges, node
+                if covered == TAGS:
+                    break
+                # It may have been removed from the Cluster, or be new in it.
+                problem = StorageUnavailable(
+                    f"Redis at {node.host}:{node.port} knows no node for some slots", sent=False
+                )
+            if best is None:
+                assert problem is not None
+                self._moved = moved or self._moved
+                problem.sent = False
+                raise problem
+            self._set_slots(*best[1:])
 
     def _set_slots(self, ranges: list[Any], source: ClusterNode) -> None:
         owners: list[ClusterNode | None] = [None] * TAGS
@@ -479,9 +494,9 @@ class Cluster:
         if owner is not None and len({*owners}) == 1:
             halves = owner, owner._replace(half=1)
             owners = [halves[tag & 1] for tag in range(TAGS)]
-        known.pop(source, None)
-        self.owners, self._replicas, self._known = owners, replicas, [*known, source]
-        self._moved = False
+        # Each load asks another node first.
+        order = [node for node in dict.fromkeys([*self._known, *known]) if node in known and node != source]
+        self.owners, self._replicas, self._known = owners, replicas, [*order, source]
         self._loads += 1
 
 

@@ -323,7 +323,8 @@ class RedisStorage(Storage):
                 found = joined_results(operations, groups, joined)
                 if found is not None:
                     if unsure:
-                        self._raised(lane, groups, uses, fence)
+                        for (_, tag, _), use in zip(groups, uses, strict=True):
+                            self._answered(lane, tag, use, fence)
                     return found
                 answers: Sequence[Answer | StorageUnavailable] = await self._send_rest(
                     operations,
@@ -346,10 +347,8 @@ class RedisStorage(Storage):
                 if use is not _JOURNAL:
                     self._doubt(lane, tag, fence)
             raise
-        if unsure:
-            self._raised(lane, groups, uses, fence)
         results: list[Result] = [None] * len(operations)
-        for (writes, tag, indexes), answer in zip(groups, answers, strict=True):
+        for (writes, tag, indexes), use, answer in zip(groups, uses, answers, strict=True):
             try:
                 if type(answer) is not tuple:
                     raise cast("StorageUnavailable", answer)
@@ -360,11 +359,13 @@ class RedisStorage(Storage):
                     if not replicated and type(outcome) in (Applied, Claimed):
                         outcome = NotReplicated(operations[n].address.text)
                     results[n] = outcome
+                if unsure:
+                    self._answered(lane, tag, use, fence)
             except StorageUnavailable as error:
-                if answer is not error:
-                    await self._server.lost(lane)
                 if not writes and fence:
                     self._doubt(lane, tag, fence)
+                if answer is not error:
+                    await self._server.lost(lane)
                 if len(groups) == 1:
                     raise
                 # The other calls have their own results.
@@ -399,11 +400,10 @@ class RedisStorage(Storage):
         """Let the next attempt raise the fence, because this one has no answer."""
         self._unsure[lane, tag] = max(number, self._unsure.get((lane, tag), 0))
 
-    def _raised(self, lane: str, groups: Collection[Group], uses: Sequence[str], fence: int) -> None:
-        """Forget the attempts that are below the fence now. A later one may have failed meanwhile."""
-        for (_, tag, _), use in zip(groups, uses, strict=True):
-            if use is _RAISE and self._unsure.get((lane, tag), fence) < fence:
-                del self._unsure[lane, tag]
+    def _answered(self, lane: str, tag: int, use: str, fence: int) -> None:
+        """Forget the attempts that are below a raised fence. A later one may have failed meanwhile."""
+        if use is _RAISE and self._unsure.get((lane, tag), fence) < fence:
+            del self._unsure[lane, tag]
 
     async def _send_rest(
         self,
