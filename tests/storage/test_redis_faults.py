@@ -28,8 +28,8 @@ from stepwell.errors import (
 )
 from stepwell.record import Change
 from stepwell.slot import Slot, waiters
-from stepwell.storage import Apply, Claim, Get
-from stepwell.storage.lane import JOURNAL_LIFE
+from stepwell.storage import Apply, Claim, Claimed, Get, Release
+from stepwell.storage.lane import JOURNAL_LIFE, Batch
 from stepwell.storage.redis import RedisStorage
 from tests.servers.proxy import CERTIFICATE, Proxy
 from tests.servers.redis import RedisServer, system_binary, the_cluster, the_server
@@ -298,6 +298,29 @@ async def test_a_full_server_writes_nothing_and_raises(own_server: RedisServer) 
             assert await storage.get_state(BOT, 1) == State("f", "s", {"a": 1})
             client.config_set("maxmemory", "0")
         assert await storage.update_data(BOT, 1, {"b": 1}) == {"a": 1, "b": 1}
+
+
+@pytest.mark.parametrize(("option", "value"), [("min-replicas-to-write", "1"), ("maxmemory", "1")])
+async def test_a_late_claim_is_refused_although_the_server_refused_writes_meanwhile(
+    option: str, value: str, own_server: RedisServer
+) -> None:
+    async with (
+        Proxy(own_server.port) as proxy,
+        open_storage(f"redis://127.0.0.1:{proxy.port}", sweep_every=None) as storage,
+    ):
+        address = storage.address(BOT, 1)
+        await storage.set_state(BOT, 1, State("f", "s"))
+        proxy.hold_what = b"EVALSHA"
+        with pytest.raises(StorageUnavailable):
+            await storage.run(Batch.of([Claim(address, "late", 30.0)], "lane", 1))
+        with own_server.client() as client:
+            client.config_set(option, value)
+            # It finds no lease, so it needs no write.
+            await storage.run(Batch.of([Release(address, "late")], "lane", 2))
+            client.config_set(option, "0")
+        await storage.run(Batch.of([Release(address, "late")], "lane", 3))
+        await proxy.let_through()
+        assert type(await storage.perform(Claim(address, "another", 30.0))) is Claimed
 
 
 async def test_a_server_that_becomes_a_replica_is_an_error_until_it_is_a_master(own_server: RedisServer) -> None:

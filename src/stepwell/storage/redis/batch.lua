@@ -572,7 +572,8 @@ local function run(never, journal_key, use, number, names, first, count, at, res
       return use == 'journal' and 'STALE a later batch of this lane was already applied'
         or 'FENCED these claims were already sent again'
     elseif use == 'raise' then
-      -- This fails only on a full server, which refuses late claims too.
+      -- A server that refuses writes refuses late claims too, until it accepts writes again. The client raises the fence
+      -- again until a claim is granted.
       redis.pcall('SET', journal_key, format('%016d', number), 'EX', JOURNAL_LIFE)
     elseif use == 'journal' and before == number then
       -- The batch was applied, but its answer was lost. Renewing the TTL is a write that WAIT can wait for.

@@ -323,8 +323,8 @@ class RedisStorage(Storage):
                 found = joined_results(operations, groups, joined)
                 if found is not None:
                     if unsure:
-                        for (_, tag, _), use in zip(groups, uses, strict=True):
-                            self._answered(lane, tag, use, fence)
+                        for (_, tag, indexes), use in zip(groups, uses, strict=True):
+                            self._answered(lane, tag, use, fence, [found[n] for n in indexes])
                     return found
                 answers: Sequence[Answer | StorageUnavailable] = await self._send_rest(
                     operations,
@@ -360,7 +360,7 @@ class RedisStorage(Storage):
                         outcome = NotReplicated(operations[n].address.text)
                     results[n] = outcome
                 if unsure:
-                    self._answered(lane, tag, use, fence)
+                    self._answered(lane, tag, use, fence, [results[n] for n in indexes])
             except StorageUnavailable as error:
                 if not writes and fence:
                     self._doubt(lane, tag, fence)
@@ -400,9 +400,12 @@ class RedisStorage(Storage):
         """Let the next attempt raise the fence, because this one has no answer."""
         self._unsure[lane, tag] = max(number, self._unsure.get((lane, tag), 0))
 
-    def _answered(self, lane: str, tag: int, use: str, fence: int) -> None:
-        """Forget the attempts that are below a raised fence. A later one may have failed meanwhile."""
-        if use is _RAISE and self._unsure.get((lane, tag), fence) < fence:
+    def _answered(self, lane: str, tag: int, use: str, fence: int, results: Sequence[Result]) -> None:
+        """Forget the attempts that are below a raised fence. A later one may have failed meanwhile.
+
+        A granted claim shows that the server accepted writes, and so raised the fence. It may answer others without.
+        """
+        if use is _RAISE and Claimed in map(type, results) and self._unsure.get((lane, tag), fence) < fence:
             del self._unsure[lane, tag]
 
     async def _send_rest(
