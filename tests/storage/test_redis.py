@@ -191,24 +191,3 @@ async def test_texts_may_be_of_a_subclass_of_str(target: type[Redis]) -> None:
         await use(0)
         # Together they are one call for several hash tags in a Cluster.
         await asyncio.gather(*[use(key) for key in range(1, 20)])
-
-
-async def test_the_server_knows_the_driver_whose_version_is_not_read_for_each_connection(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("redis.utils.get_lib_version", None)
-    async with open_storage(Redis(Path()).place()) as storage:
-        await storage.update_data("bot", 1, {"a": 1})
-        monkeypatch.undo()
-        with the_server().client() as client:
-            versions = {each["lib-ver"] for each in client.client_list() if each["lib-name"] == "redis-py"}
-    assert redis.__version__ in versions
-
-
-async def test_the_name_of_a_given_client_is_kept() -> None:
-    own = redis.DriverInfo("mine", "1.2")
-    async with redis.asyncio.Redis(port=the_server().port, driver_info=own) as given:
-        async with RedisStorage(given, prefix=uuid.uuid4().hex) as storage:
-            await storage.update_data("bot", 1, {"a": 1})
-            with the_server().client() as client:
-                assert "mine" in {each["lib-name"] for each in client.client_list()}
