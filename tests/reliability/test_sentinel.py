@@ -91,7 +91,7 @@ def _restart(sentinels: Sentinels, victim: RedisServer, choose: random.Random) -
     if LARGE and choose.random() < 0.5:
         victim.start()
     else:
-        victim.start("--replicaof", f"127.0.0.1 {sentinels.master().port}")
+        victim.start("--replicaof", "127.0.0.1", str(sentinels.master().port))
 
 
 async def test_a_suspended_master_that_continues_acknowledges_nothing(

@@ -263,7 +263,7 @@ class Sentinels:
         self.options = (*safe, "--repl-diskless-load", "swapdb", *options)
         self.servers = [RedisServer(*self.options)]
         master = self.servers[0].port
-        self.servers += [RedisServer(*self.options, "--replicaof", f"127.0.0.1 {master}") for _ in range(2)]
+        self.servers += [RedisServer(*self.options, "--replicaof", "127.0.0.1", str(master)) for _ in range(2)]
         self.sentinels = [
             SentinelProcess(
                 f"sentinel monitor stepwell 127.0.0.1 {master} 2",

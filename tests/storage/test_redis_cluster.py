@@ -52,7 +52,7 @@ def own_cluster() -> Iterator[RedisCluster]:
 def replicated() -> Iterator[tuple[RedisServer, RedisServer]]:
     """A master and its replica, without a Cluster around them."""
     master = RedisServer("--repl-diskless-sync-delay", "0")
-    replica = RedisServer("--replicaof", f"127.0.0.1 {master.port}")
+    replica = RedisServer("--replicaof", "127.0.0.1", str(master.port))
     yield master, replica
     replica.process.resume()
     replica.stop()
@@ -586,7 +586,7 @@ async def test_a_write_waits_for_as_many_replicas_as_required(replicated: tuple[
     async with open_storage(master.url("?durability=wait&wait_for=2&timeout=1.2")) as storage:
         with pytest.raises(NotReplicated, match="too few replicas had it in time"):
             await storage.set_state(BOT, 1, State("f", "s"))
-        other = RedisServer("--replicaof", f"127.0.0.1 {master.port}")
+        other = RedisServer("--replicaof", "127.0.0.1", str(master.port))
         try:
             with master.client() as client:
                 while not (client.set("linked", 1) and client.wait(2, 100) == 2):

@@ -26,11 +26,12 @@ from stepwell.errors import (
     StorageFull,
     StorageUnavailable,
 )
-from stepwell.record import Change
+from stepwell.record import Address, Change
 from stepwell.slot import Slot, waiters
 from stepwell.storage import Apply, Claim, Claimed, Get, Release
 from stepwell.storage.lane import JOURNAL_LIFE, Batch
 from stepwell.storage.redis import RedisStorage
+from stepwell.storage.redis.wire import refusal
 from tests.servers.proxy import CERTIFICATE, Proxy
 from tests.servers.redis import RedisServer, system_binary, the_cluster, the_server
 from tests.storage.key_checks import skip_key_checks
@@ -321,6 +322,14 @@ async def test_a_late_claim_is_refused_although_the_server_refused_writes_meanwh
         await storage.run(Batch.of([Release(address, "late")], "lane", 3))
         await proxy.let_through()
         assert type(await storage.perform(Claim(address, "another", 30.0))) is Claimed
+
+
+def test_the_errors_of_redis_6_2_inside_a_script_are_recognized() -> None:
+    address = Address(BOT, "1")
+    full = refusal("@user_script: 247: -OOM command not allowed when used memory > 'maxmemory'.", address)
+    assert type(full) is StorageFull
+    with pytest.raises(StorageUnavailable, match="replica"):
+        refusal("@user_script: 247: -READONLY You can't write against a read only replica.", address)
 
 
 async def test_a_server_that_becomes_a_replica_is_an_error_until_it_is_a_master(own_server: RedisServer) -> None:

@@ -172,7 +172,7 @@ async def test_tls_checks_the_certificates_of_sentinels(sentinel: SentinelProces
 
 
 async def test_lists_that_may_lag_are_read_from_a_replica(server: RedisServer) -> None:
-    replica = RedisServer("--replicaof", f"127.0.0.1 {server.port}")
+    replica = RedisServer("--replicaof", "127.0.0.1", str(server.port))
     await linked(server)
     sentinel = SentinelProcess(f"sentinel monitor one 127.0.0.1 {server.port} 1")
     try:

@@ -328,8 +328,8 @@ def _refused(operation: Operation, reply: list[Any]) -> StepwellError:
 
 def refusal(message: str, address: Address) -> StepwellError:
     """Return the error for a failure inside a script; raises ``StorageUnavailable`` if retrying may help."""
-    # Older servers put the line number in the script before the code.
-    words = set(message.replace(":", " ").split())
+    # Older servers put the line number in the script before the code, and Redis 6.2 a hyphen.
+    words = {word.removeprefix("-") for word in message.replace(":", " ").split()}
     if "OOM" in words:
         return StorageFull("Redis has reached its maxmemory and wrote nothing; raise the limit, or let records expire")
     for code, what in _TEMPORARY.items():
