@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -146,6 +147,25 @@ async def test_a_timer_is_reported_with_the_state_that_timed_out(fsm: Machine, c
     assert isinstance(fired, TimerFired)
     assert (fired.flow, fired.state, fired.error, fired.key) == ("short", "b", None, KEY)
     assert any(isinstance(event, StateEntered) and event.state == "c" for event in fsm.seen)
+
+
+async def test_a_timer_has_begun_before_its_write_even_if_the_process_pauses_before_it_is_reported(
+    fsm: Machine, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def monotonic() -> float:
+        now = time.monotonic()
+        time.sleep(0.02)
+        return now
+
+    await step(fsm, "b")
+    clock.advance(7)
+    monkeypatch.setattr("stepwell.fsm.timers.monotonic", monotonic)
+    await fsm.tick()
+    written, fired = (
+        next(each for each in reversed(fsm.seen) if type(each) is kind) for kind in (Committed, TimerFired)
+    )
+    assert isinstance(fired, TimerFired)
+    assert fired.at - fired.duration <= written.at
 
 
 async def test_an_expired_conversation_is_reported_with_the_error_of_on_expired(clock: Clock) -> None:

@@ -10,7 +10,7 @@ time from which another worker may do so, in case this worker dies.
 from __future__ import annotations
 
 import logging
-from time import monotonic
+from time import monotonic, time
 from typing import Any, NamedTuple
 
 from stepwell import _portal
@@ -204,5 +204,7 @@ async def _notify(fsm: Machine, expired: Expired) -> None:
     finally:
         if fsm.subscribers or subscribers:
             key, flow, state = expired
+            # As in timers.py, before the duration.
+            at = time()
             fields = {"flow": flow, "state": state, "duration": monotonic() - started, "error": failure}
-            emit(ConversationExpired, fsm, key, fsm.storage.address(fsm.bot, key), **fields)
+            emit(ConversationExpired, fsm, key, fsm.storage.address(fsm.bot, key), at=at, **fields)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from time import monotonic
+from time import monotonic, time
 from typing import Any
 
 from stepwell import _portal
@@ -85,8 +85,10 @@ async def time_out(fsm: Machine, slot: Slot) -> outbox.Unsent | None:
     finally:
         ctx._record = CLOSED
         if fsm.subscribers or subscribers:
+            # Before the duration: a pause of the process between them does not move the beginning after the write.
+            at = time()
             fields = {"flow": left.flow, "state": left.state, "duration": monotonic() - ctx.started, "error": failure}
-            emit(TimerFired, fsm, key, slot.address, late=late, **fields)
+            emit(TimerFired, fsm, key, slot.address, at=at, late=late, **fields)
 
 
 class Timers:
