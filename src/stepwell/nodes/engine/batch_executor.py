@@ -80,6 +80,9 @@ class BatchExecutor:
             if self._refusals > _REFUSALS:
                 raise failure
             await asyncio.sleep(backoff(self._refusals, *_PAUSES))
+            if self._refusals > _REFUSALS:
+                # Another item has given up meanwhile.
+                raise failure
             return
         self._lost.update(items)
         if max(self._lost[index] for index in items) > _RESENDS:
