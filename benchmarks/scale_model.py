@@ -25,7 +25,8 @@ __all__ = [
 USERS = 50
 #: The numbers of users of one client that calibrate the costs of an operation and of a batch: the batches differ.
 CALIBRATION = (10, 20, USERS)
-#: With one user, client and server sleep before each operation. The rest is the cost of waking them.
+#: With one user, client and server sleep before each operation. CPU time that operation and batch do not explain is the
+#: cost of waking them.
 ALONE = 1
 #: The number of clients of one node that calibrates the growth of the costs.
 MANY = 4
