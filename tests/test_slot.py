@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -23,7 +24,7 @@ from stepwell.errors import (
     UsageError,
 )
 from stepwell.record import RUNS, Change, Queue
-from stepwell.slot import Slot
+from stepwell.slot import Slot, lease
 from stepwell.slot.waiters import held_tokens
 from stepwell.storage import Apply, Claim, Claimed, Get, Guard, Release
 from stepwell.testing import FaultyStorage
@@ -182,6 +183,45 @@ async def test_waiting_for_another_process_ends_with_busy_or_when_its_lease_does
             pytest.fail("it was held")
     async with Slot(storage, "bot", 1, wait=10) as slot:
         assert not slot.found
+
+
+async def test_a_long_wait_for_another_process_logs_the_key_the_holder_and_the_time_left_once(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert lease.LONG_WAIT == 2
+    monkeypatch.setattr(lease, "LONG_WAIT", 0.02)
+    address = storage.address("bot", (42, 7))
+    assert isinstance(await storage.perform(Claim(address, "another", 30)), Claimed)
+
+    async def release_after_the_line() -> None:
+        while not caplog.messages:
+            await asyncio.sleep(0.01)
+        # The waiter polls several times after its line.
+        await asyncio.sleep(0.3)
+        await storage.perform(Release(address, "another"))
+
+    releasing = asyncio.create_task(release_after_the_line())
+    async with Slot(storage, "bot", (42, 7), wait=60):
+        assert re.search(
+            r"the claim on bot/\(42,7\), which the holder another has for (2\d|30)\.\d s more", caplog.text
+        )
+    await releasing
+    assert [record.levelname for record in caplog.records if record.name == "stepwell.slot.lease"] == ["WARNING"]
+
+
+async def test_waiters_of_one_process_log_no_wait_for_each_other(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(lease, "LONG_WAIT", 0.0)
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(3):
+            tasks.create_task(_hold_for_a_moment(storage))
+    assert caplog.messages == []
+
+
+async def _hold_for_a_moment(storage: Storage) -> None:
+    async with Slot(storage, "bot", 1):
+        await asyncio.sleep(0.01)
 
 
 async def test_a_task_that_holds_a_key_cannot_wait_for_itself(storage: Storage) -> None:

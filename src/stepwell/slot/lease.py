@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from math import inf
 from time import monotonic
 from types import TracebackType
 from typing import Self
 
-from stepwell.errors import Busy, Conflict, StorageClosed, StorageFull, StorageUnavailable, UsageError
+from stepwell.errors import Busy, Conflict, StepwellError, StorageClosed, StorageFull, StorageUnavailable, UsageError
 from stepwell.record import Address, Stored, Version
 from stepwell.slot.waiters import Turn, WaiterQueue, held_tokens, join_queue, leave_queue, must_check_turn
 from stepwell.storage.contract import Storage
@@ -24,6 +25,9 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 #: The first and the longest pause between two attempts to claim, in seconds.
 FIRST_POLL, LONGEST_POLL = 0.005, 0.1
+
+#: Seconds after which a wait for the lease of another process is logged.
+LONG_WAIT = 2.0
 
 #: The number of entered slots that a task remembers, for itself and for the tasks that it starts.
 MOST_NESTED = 64
@@ -140,9 +144,14 @@ class Lease:
         storage = self.storage
         turn = Turn(storage, self.address, self._token) if storage.shared else None
         pause = FIRST_POLL
+        # Not the time in the queue of this process, where updates of one key wait for slow handlers in turn.
+        log_at = monotonic() + LONG_WAIT
         try:
             while True:
                 if remaining:
+                    if monotonic() >= log_at:
+                        log_at = inf
+                        await self._log_wait()
                     left = give_up - monotonic()
                     if left <= 0:
                         raise Busy(self.address.text, self._wait)
@@ -159,6 +168,20 @@ class Lease:
         finally:
             if turn is not None:
                 await turn.end()
+
+    async def _log_wait(self) -> None:
+        """Log who has the lease, and for how long. Best effort, because the wait does not depend on it."""
+        try:
+            beside = await self.storage.beside(self.address)
+        except StepwellError as error:
+            logger.warning("waiting for the claim on %s, which another process has (%s)", self.address.text, error)
+            return
+        if beside.holder is not None:
+            logger.warning(
+                "waiting for the claim on %s, which the holder %s has for %.1f s more; a killed holder keeps it until "
+                "then, a running one renews it",
+                self.address.text, beside.holder, beside.remaining,
+            )  # fmt: skip
 
     def renew_soon(self) -> None:
         """Renew the lease in the background."""
