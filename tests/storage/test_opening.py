@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from stepwell import MemoryStorage, Storage
+from stepwell import MemoryStorage, Storage, sync
 from stepwell.errors import StorageClosed, StorageUnavailable, WrongLoop
 from stepwell.storage.operations import Claim, Claimed, Operation, Result
 from tests.backends import Backend
@@ -147,6 +147,17 @@ def test_a_storage_can_be_used_in_another_loop_only_after_its_loop_is_closed() -
         await storage.close()
 
     asyncio.run(in_another_loop())
+
+
+async def test_any_loop_may_close_a_storage_that_is_open_in_the_background_loop() -> None:
+    storage = Logged()
+    await asyncio.to_thread(sync, storage.update_data("bot", 1, {"a": 1}))
+    assert storage.loop is not None
+    assert storage.loop is not asyncio.get_running_loop()
+    await storage.close()
+    assert storage.log[-2:] == ["close>", "<close"]
+    with pytest.raises(StorageClosed):
+        await asyncio.to_thread(sync, storage.get_data("bot", 1))
 
 
 async def test_sweeping_stops_with_closing_and_starts_once_with_opening() -> None:

@@ -8,11 +8,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from stepwell._optional import require
-from stepwell.errors import InvalidOption
+from stepwell._portal import background_loop
+from stepwell.errors import InsideLoop, InvalidOption, OutcomeUnknown
 from stepwell.log import Log
 from stepwell.storage import Storage
 from stepwell.storage.urls import as_storage
@@ -26,13 +28,21 @@ if TYPE_CHECKING:
 
 __all__ = ["StepwellSession"]
 
+T = TypeVar("T")
+
+#: Seconds between two checks whether the loop of the storage still runs.
+LOOP_POLL: Final = 0.5
+
 
 class StepwellSession:
     """A ``Session`` of the OpenAI Agents SDK, for any number of workers.
 
-    ``storage``: a storage, which sessions should share, or its URL; then close ``session.storage`` at the end.
-    ``namespace``: the namespace of the logs. ``session_settings``: as for other sessions. ``limit``: the largest size
-    of a session, in bytes; by default 64 MB.
+    ``storage``: a storage, which sessions should share, or its URL; then call ``session.close()`` at the end. With a
+    URL the session works in any event loop and thread: its storage is open in the library's background loop. A storage
+    that you pass is opened in the loop of the first call. While that loop runs, the session works in others too.
+
+    ``namespace``: the namespace of the logs. ``session_settings``: as for other sessions, also as a dict. ``limit``:
+    the largest size of a session, in bytes; by default 64 MB.
 
     Example::
 
@@ -49,35 +59,74 @@ class StepwellSession:
         storage: Storage | str,
         *,
         namespace: str = "openai-agents",
-        session_settings: SessionSettings | None = None,
+        session_settings: SessionSettings | dict[str, Any] | None = None,
         limit: int | None = None,
     ) -> None:
         self.session_id: str = session_id
-        self.session_settings: SessionSettings | None = session_settings
+        self.session_settings: SessionSettings | None = (
+            session_settings if isinstance(session_settings, SessionSettings) else _settings(session_settings)
+        )
+        #: The storage was made from a URL: ``close()`` then closes it.
+        self._owned = isinstance(storage, str)
         self.storage: Storage = as_storage(storage)
         self._log = Log(self.storage, namespace, session_id, limit=limit)
 
     async def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:
-        """Return the items in order, or the last ``limit`` ones. Reads only these."""
+        """Return the items in order, or the last ``limit`` ones. Reads only these.
+
+        The default is the limit of ``session_settings``. A negative limit returns all items, as in SQLite.
+        """
         if limit is None and self.session_settings is not None:
             limit = self.session_settings.limit
-        if limit is None:
-            entries = await self._log.read()
+        if limit is None or limit < 0:
+            entries = await self._run(self._log.read)
         else:
-            entries = (await self._log.read(limit=max(limit, 0), reverse=True))[::-1]
+            most = limit
+            entries = (await self._run(lambda: self._log.read(limit=most, reverse=True)))[::-1]
         return [entry.value for entry in entries]
 
     async def add_items(self, items: list[TResponseInputItem]) -> None:
         """Add items at the end, all of them or none."""
         if not isinstance(items, list | tuple) or not all(isinstance(item, Mapping) for item in items):
             raise InvalidOption(f"add_items() takes a list of dicts, not {items!r:.200}; call model_dump() of a model")
-        await self._log.append(*[cast("Any", item) for item in items])
+        values = [cast("Any", item) for item in items]
+        await self._run(lambda: self._log.append(*values))
 
     async def pop_item(self) -> TResponseInputItem | None:
         """Remove and return the last item; ``None`` if there is none."""
-        entry = await self._log.pop()
+        entry = await self._run(self._log.pop)
         return None if entry is None else cast("TResponseInputItem", entry.value)
 
     async def clear_session(self) -> None:
         """Remove all items."""
-        await self._log.clear()
+        await self._run(self._log.clear)
+
+    def close(self) -> None:
+        """Close the storage if it was made from a URL. It blocks until pending operations have ended."""
+        if not self._owned:
+            return
+        if self.storage.loop is not None and self.storage.loop is asyncio._get_running_loop():
+            raise InsideLoop("you opened this storage in the loop, so write 'await session.storage.close()'")
+        asyncio.run_coroutine_threadsafe(self.storage.close(), background_loop()).result()
+
+    async def _run(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run a call in the loop in which the storage is open."""
+        here = asyncio.get_running_loop()
+        loop = self.storage.foreign_loop
+        if loop is None and self._owned and self.storage.loop is not here:
+            loop = background_loop()
+        if loop is None or loop is here:
+            return await call()
+        future = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call(), loop))
+        try:
+            while not future.done() and loop.is_running():
+                await asyncio.wait([future], timeout=LOOP_POLL)
+            if not future.done() or future.cancelled():
+                raise OutcomeUnknown(self._log.address.text, "the event loop in which the storage is open has stopped")
+            return future.result()
+        finally:
+            future.cancel()
+
+
+def _settings(given: dict[str, Any] | None) -> SessionSettings:
+    return SessionSettings() if given is None else SessionSettings().resolve(cast("Any", given))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable
 from types import TracebackType
 from typing import Any, Self
 
+from stepwell._portal import background_loop
 from stepwell.errors import StorageClosed, WrongLoop
 from stepwell.record import Address, Limits
 from stepwell.storage.facade import Facade
@@ -54,6 +55,14 @@ class Lifecycle(Facade):
     def is_open(self) -> bool:
         """Whether it is open."""
         return self._loop is not None
+
+    @property
+    def foreign_loop(self) -> asyncio.AbstractEventLoop | None:
+        """The loop in which it is open if that one runs in another thread of this process, else ``None``."""
+        loop = self._loop
+        if loop is None or loop is asyncio._get_running_loop() or self._process != os.getpid():
+            return None
+        return loop if loop.is_running() else None
 
     async def open(self) -> None:
         """Connect and prepare. Calls on an open storage do nothing.
@@ -114,9 +123,13 @@ class Lifecycle(Facade):
 
         Later operations raise ``StorageClosed``, until ``open()`` or ``async with`` opens it again.
 
-        Raises ``WrongLoop`` if it is open in another event loop.
+        Raises ``WrongLoop`` if it is open in another event loop, unless that is the library's background loop.
         """
         loop = asyncio.get_running_loop()
+        background = self.foreign_loop
+        if background is not None and background is background_loop():
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.close(), background))
+            return
         for owner in (self._loop, *(task.get_loop() for task in (self._opening, self._closing) if task is not None)):
             if owner is not None and owner is not loop and not owner.is_closed():
                 raise WrongLoop
