@@ -320,7 +320,7 @@ def test_settings_of_sqlite() -> None:
     good = {
         "backend": "sqlite", "version": "3.51.3", "wal_reset_bug": False, "schema": 4, "synchronous": "FULL",
         "file_system": "ext4", "network": False, "bytes": 1, "wal_bytes": 0, "free_bytes": 1 << 40,
-        "others_can_read": False,
+        "others_can_read": False, "wal_ignored": {"frames": 0, "commits": 0},
     }  # fmt: skip
     assert worst(check_settings(good)) == set()
     bad = {"wal_reset_bug": True, "network": True, "synchronous": "NORMAL", "free_bytes": 1, "wal_bytes": 1 << 40}

@@ -55,6 +55,14 @@ def check(settings: Mapping[str, Any], now: float) -> list[Finding]:
         what = f"the WAL has {settings['wal_bytes'] >> 20} MB"
         advice = "look for a program that keeps a transaction open on the file"
         found.append(Finding("WAL", "warn", what, advice))
+    ignored = settings["wal_ignored"]
+    if ignored["commits"]:
+        what = (
+            f"the WAL was damaged when the file was opened: SQLite ignored {ignored['frames']} intact frames behind "
+            f"the damage, with {ignored['commits']} commits"
+        )
+        advice = "acknowledged writes are probably lost: check the disk, and restore a backup if you need them"
+        found.append(Finding("WAL", "fail", what, advice))
     if settings["others_can_read"]:
         found.append(Finding("permissions", "warn", "other users may read the file", "chmod 600 the file"))
     return found

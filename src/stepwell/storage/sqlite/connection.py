@@ -22,6 +22,7 @@ import apsw
 from stepwell.errors import DamagedStorage, StepwellError, StorageFull, StorageUnavailable, UsageError
 from stepwell.storage.outage import OutageLog
 from stepwell.storage.sqlite.schema import prepare
+from stepwell.storage.sqlite.wal import Ignored, ignored_frames
 
 __all__ = ["MEMORY", "Connection", "SQLiteError", "SQLiteFile", "has_wal_reset_bug", "is_network"]
 
@@ -83,6 +84,8 @@ class SQLiteFile:
         )
         self._durable = _FULL if synchronous == "FULL" else _NORMAL
         self._level = -1
+        #: Frames behind a damaged one in the WAL, when the file was opened.
+        self._ignored = Ignored()
         self._identity: tuple[int, int] | None = None
         self._pid = os.getpid()
         if not self.memory:
@@ -262,6 +265,7 @@ class SQLiteFile:
                 "file_system": _filesystem(self.path),
                 "network": is_network(_filesystem(self.path)),
                 "bytes": path.stat().st_size,
+                "wal_ignored": self._ignored._asdict(),
                 "wal_bytes": wal.stat().st_size if wal.exists() else 0,
                 "free_bytes": shutil.disk_usage(path.parent).free,
                 "others_can_read": bool(path.stat().st_mode & 0o077),
@@ -341,7 +345,11 @@ class SQLiteFile:
         if writer.readonly("main"):
             raise _unwritable(self.path)
         # Check an existing file before changing it: it may belong to another program.
-        if writer.execute("SELECT count(*) FROM sqlite_schema").get:
+        tables = writer.execute("SELECT count(*) FROM sqlite_schema").get
+        if not has_wal_reset_bug(version):
+            # Earlier versions cannot tell how much of the WAL they read.
+            self._check_wal()
+        if tables:
             roots = "SELECT count(rootpage) - count(DISTINCT rootpage) FROM sqlite_schema WHERE rootpage > 0"
             if writer.execute(roots).get:
                 # SQLite does not notice this, and a write would damage both.
@@ -365,6 +373,25 @@ class SQLiteFile:
                 "or use Redis or PostgreSQL to share state between machines",
                 self.path,
                 filesystem,
+            )
+
+    def _check_wal(self) -> None:
+        """Warn if the WAL is damaged, before new writes overwrite what SQLite ignores of it."""
+        counts = []
+        # Another process may write while the WAL is read, but it does not write the same frames twice.
+        for _ in range(2):
+            pages, _ = self.writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+            page_size = self.writer.execute("PRAGMA page_size").get
+            counts.append(ignored_frames(f"{self.path}-wal", page_size, max(pages, 0)))
+            if not counts[-1].commits:
+                return
+        if counts[0] == counts[1]:
+            self._ignored = counts[0]
+            logger.warning(
+                "%s-wal is damaged: SQLite ignores the %d intact frames behind the damage, with %d commits, so "
+                "acknowledged writes are probably lost; check the disk, and restore a backup if you need them",
+                self.path,
+                *self._ignored,
             )
 
     def new_reader(self) -> Connection:
