@@ -189,6 +189,20 @@ async def test_an_error_while_a_report_is_shown_is_logged_and_later_ones_are_sho
     assert "KeyError: 'key'" in caplog.text
 
 
+@pytest.mark.parametrize("first", [b"1\n", b"[]\n", b"null\n", b'"a"\n', b"{}\n", b"{\n", b"\xff\n", b""])
+async def test_a_connection_of_another_program_is_closed_without_a_traceback(
+    observer: BotObserver, first: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    host, port, _ = observer.reports.address.split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(first)
+    writer.write_eof()
+    async with asyncio.timeout(60):
+        assert await reader.read() == b""
+    writer.close()
+    assert caplog.text == ""
+
+
 @pytest.mark.parametrize("how", ["its connection ends", "it has ended"])
 async def test_the_next_process_may_have_older_records(
     observer: BotObserver, process: BotConnection, connect: Callable[[], Any], how: str

@@ -109,6 +109,9 @@ class ReportServer:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             first = json.loads(await reader.readline() or b"{}")
+            if not isinstance(first, dict):
+                # Another program has connected.
+                return
             if not hmac.compare_digest(str(first.get("secret", "")).encode(), self._secret.encode()):
                 return
             self._connections[writer] = asyncio.current_task()
