@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from stepwell import Log, MemoryStorage, State, Storage, copy_records, open_stor
 from stepwell.errors import Busy, CorruptRecord, InvalidOption, NotCopied, StorageUnavailable, VersionChanged
 from stepwell.record import INBOX, LOGS, QUARANTINE, RUNS, Address, Change, Queue, Stored
 from stepwell.slot import Slot
-from stepwell.storage import Apply, Claim, Claimed, Copied, Get, Operation, Range, Release, copy
+from stepwell.storage import Apply, Claim, Claimed, Copied, Get, Operation, Range, Release, bulk, copy
 from stepwell.testing import Clock
 from tests import backends
 from tests.backends import Backend
@@ -316,6 +317,30 @@ async def test_a_record_that_stays_held_raises_busy() -> None:
             await copy_records(source, target, wait=0.1)
     copied: Copied = await copy_records(source, target)
     assert copied.verified == 1
+
+
+@pytest.mark.parametrize("where", ["source", "target"])
+async def test_a_copy_that_waits_for_held_records_logs_one_of_them(
+    where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(bulk, "LOG_AFTER", 0.05)
+    clock = Clock()
+    source, target = MemoryStorage(clock=clock), MemoryStorage(clock=clock)
+    for key in range(3):
+        await source.set_data("bot", key, {"a": 1})
+        # As an earlier copy leaves them that was killed.
+        held = source if where == "source" else target
+        await held.perform(Claim(held.address("bot", key), "killed", 30))
+    copying = asyncio.create_task(copy_records(source, target))
+    async with asyncio.timeout(60):
+        while not caplog.records:
+            await asyncio.sleep(0.01)
+    clock.advance(31)
+    assert (await copying).verified == 3
+    [line] = [each.getMessage() for each in caplog.records if each.name == bulk.logger.name]
+    assert re.match(
+        r"waiting for bot/[012] in memory: it is held, .* by a process that was killed, for up to 30 s", line
+    )
 
 
 async def test_a_storage_is_not_copied_onto_itself() -> None:

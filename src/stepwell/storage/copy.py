@@ -19,7 +19,7 @@ from stepwell.record import (
     Keep,
     Stored,
 )
-from stepwell.storage.bulk import all_ended, claim_when_free
+from stepwell.storage.bulk import PatientClaims, all_ended
 from stepwell.storage.contract import Storage
 from stepwell.storage.operations import Apply, Claim, Claimed, Get, Guard, Range, Release
 from stepwell.storage.selection import Selection
@@ -181,7 +181,7 @@ class _Copier:
         self._copied = copied
         self._overwrite = overwrite
         self._remove = remove
-        self._wait = wait
+        self._claims = PatientClaims(wait)
         #: The time of the first claim, on the clock of each storage.
         self._source_began = self._target_began = inf
         self._skipped: set[Address] = set()
@@ -202,7 +202,7 @@ class _Copier:
     async def _copy(self, address: Address) -> None:
         there: Stored | None = await self._target.perform(Get(address))
         token = self._source.ids()
-        claimed = await claim_when_free(self._source, address, token, SOURCE_LEASE, self._wait)
+        claimed = await self._claims.claim(self._source, address, token, SOURCE_LEASE)
         self._source_began = min(self._source_began, claimed.now)
         try:
             if claimed.record is None:
@@ -220,7 +220,7 @@ class _Copier:
                 return
             if record.version != claimed.record.version:
                 # If the lease has ended before the read, the memo may be older than the record.
-                claimed = await claim_when_free(self._source, address, token, SOURCE_LEASE, self._wait)
+                claimed = await self._claims.claim(self._source, address, token, SOURCE_LEASE)
             if len(record.parts or ()) == PARTS_AT_ONCE:
                 await self._write(address, record, claimed, there, self._more_parts(address, record, token))
                 return
@@ -238,7 +238,7 @@ class _Copier:
     ) -> None:
         """Write a record to the target, and then more parts."""
         token = self._target.ids()
-        taken = await claim_when_free(self._target, address, token, TARGET_LEASE, self._wait)
+        taken = await self._claims.claim(self._target, address, token, TARGET_LEASE)
         base = taken.base
         self._target_began = min(self._target_began, taken.now)
 

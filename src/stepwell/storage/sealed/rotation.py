@@ -20,7 +20,7 @@ from stepwell.record import (
     ReservedNamespace,
     Stored,
 )
-from stepwell.storage.bulk import all_ended, claim_when_free
+from stepwell.storage.bulk import PatientClaims, all_ended
 from stepwell.storage.listing import Query
 from stepwell.storage.operations import Apply, Get, Guard, Release
 from stepwell.storage.sealed.storage import SealedStorage
@@ -111,7 +111,7 @@ class _Rotation:
     def __init__(self, storage: SealedStorage, rotated: Rotated, wait: float) -> None:
         self._storage = storage
         self._rotated = rotated
-        self._wait = wait
+        self._claims = PatientClaims(wait)
 
     async def rotate(self, address: Address) -> None:
         """Rewrite the texts of a record that do not have the newest key."""
@@ -190,7 +190,7 @@ class _Rotation:
             if memo is None or is_current(memo):
                 return False
         token = storage.ids()
-        claimed = await claim_when_free(inner, address, token, LEASE, self._wait)
+        claimed = await self._claims.claim(inner, address, token, LEASE)
         try:
             # Without a record, a write of the memo would create one.
             if claimed.record is None or claimed.memo is None or is_current(claimed.memo):
