@@ -21,15 +21,25 @@ def nothing_configured() -> Iterator[None]:
 async def test_without_a_storage_the_configured_one_is_used() -> None:
     async with MemoryStorage() as storage:
         stepwell.configure(storage=storage)
-        await StateStorage().update_state("run", {"a": 1})
-        assert await StateStorage(storage).get_state("run") == {"a": 1}
+        await StateStorage().update_state("configured", {"a": 1})
+        assert await StateStorage(storage).get_state("configured") == {"a": 1}
         stepwell.configure(storage=None)
-        assert await StateStorage().get_state("run") == {}
+        assert await StateStorage().get_state("configured") == {}
 
 
 async def test_by_default_there_is_one_memory_storage_per_process() -> None:
     await StateStorage().update_state("run", {"a": 1})
     assert await StateStorage().get_state("run") == {"a": 1}
+
+
+async def test_configuring_no_storage_keeps_the_runs_in_the_memory_storage_of_the_process() -> None:
+    await StateStorage().update_state("kept", {"a": 1})
+    stepwell.configure(storage=None)
+    assert await StateStorage().get_state("kept") == {"a": 1}
+    stepwell.configure(storage="memory://")
+    assert await StateStorage().get_state("kept") == {}
+    stepwell.configure(storage=None)
+    assert await StateStorage().get_state("kept") == {"a": 1}
 
 
 def test_the_default_outlives_the_loop_that_used_it_first() -> None:

@@ -53,15 +53,16 @@ class StateStorage:
         await self.storage.clear(RUNS, flow_id)
 
 
+#: The configured storage.
 _storage: Storage | None = None
-#: The MemoryStorage that is used if no storage is configured.
+#: The one MemoryStorage of this process, which is used while no storage is configured.
 _fallback: Storage | None = None
 _state_storage: StateStorage | None = None
 
 
 def _forget() -> None:
-    global _storage, _state_storage
-    _storage = _state_storage = None
+    global _storage, _fallback, _state_storage
+    _storage = _fallback = _state_storage = None
 
 
 if hasattr(os, "register_at_fork"):
@@ -70,7 +71,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def configure(*, storage: Storage | str | Keep | None = KEEP, state_storage: StateStorage | Keep | None = KEEP) -> None:
-    """Set the default storages. Options that are not given stay; ``None`` means one MemoryStorage per process.
+    """Set the default storages. Options that are not given stay; ``None`` means the one MemoryStorage of the process.
 
     A storage given as a URL is opened on first use, and stays open until the process ends.
 
@@ -90,15 +91,17 @@ def configure(*, storage: Storage | str | Keep | None = KEEP, state_storage: Sta
 
 def default_storage() -> Storage:
     """Return the configured storage, else the MemoryStorage of this process."""
-    global _storage, _fallback
-    if _storage is None:
-        _storage = _fallback = MemoryStorage()
-    return _storage
+    global _fallback
+    if _storage is not None:
+        return _storage
+    if _fallback is None:
+        _fallback = MemoryStorage()
+    return _fallback
 
 
 def is_configured() -> bool:
     """Return whether ``configure()`` has set a storage."""
-    return _storage is not None and _storage is not _fallback
+    return _storage is not None
 
 
 def default_state_storage() -> StateStorage:
