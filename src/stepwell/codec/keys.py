@@ -12,11 +12,12 @@ from json import JSONDecoder
 from typing import Any
 
 from stepwell.codec import values
-from stepwell.errors import CorruptRecord, InvalidKey, TooLarge
+from stepwell.errors import CorruptRecord, InvalidKey, InvalidName, TooLarge
 from stepwell.record import Address, Limits, ReservedNamespace
 
 __all__ = [
     "address_of",
+    "check_name",
     "decode_key",
     "decode_name",
     "decode_namespace",
@@ -30,6 +31,8 @@ _BIG = 1 << 63
 #: Characters that are unsafe in terminals and text columns. A fixed list, because ``str.isprintable`` changes between
 #: Python versions, and all of them must encode a name alike.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+#: Control characters, and the characters that end a line or cannot be encoded.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _read_json = JSONDecoder().raw_decode
 #: Makes a NamedTuple without a call of its constructor, which is a Python function.
 _new = tuple.__new__
@@ -118,6 +121,12 @@ def decode_key(text: str) -> Any:
     except (ValueError, IndexError, RecursionError) as error:
         raise CorruptRecord(text, "its key", f"cannot be read ({error})") from error
     return key
+
+
+def check_name(what: str, name: object) -> None:
+    """Raise ``InvalidName`` if a name has a control character, which separates names in indexes and ends log lines."""
+    if isinstance(name, str) and (found := _CONTROL.search(name)):
+        raise InvalidName(what, str.__str__(name), found.start())
 
 
 def encode_name(name: Any, limits: Limits) -> str:

@@ -8,6 +8,7 @@ StepwellError
 │   └── InsideLoop                             a sync function is called where it would block a loop
 ├── InvalidKey (also TypeError, ValueError)    a key or a name of an unsupported type or value
 ├── InvalidOption (also ValueError)            an unknown option, or an invalid value
+│   └── InvalidName                            a name with a control character
 ├── UnknownScheme (also ValueError)            no installed backend supports the URL
 ├── MissingExtra (also ImportError)            an optional package is not installed
 ├── ExtraTooOld (also ImportError)             the installed optional package is too old
@@ -78,6 +79,7 @@ from stepwell.errors.base import (
     AlreadyHeld,
     ExtraTooOld,
     InsideLoop,
+    InvalidName,
     InvalidOption,
     MissingExtra,
     StepwellError,
@@ -180,6 +182,7 @@ __all__ = [
     "InvalidGraph",
     "InvalidItems",
     "InvalidKey",
+    "InvalidName",
     "InvalidOption",
     "KeptError",
     "KeyMissing",

@@ -107,6 +107,24 @@ class InvalidOption(StepwellError, ValueError):
     """
 
 
+class InvalidName(InvalidOption):
+    """A name contains a control character: of a flow, a node, a state, a partition, a signal, a schedule or a tag.
+
+    Example::
+
+        with pytest.raises(InvalidName):
+            NodeFlow(name="orders\\n")
+    """
+
+    def __init__(self, what: str, name: str, position: int) -> None:
+        self.what: str = what
+        self.name: str = name
+        self.position: int = position
+        super().__init__(
+            f"{what} {name[:100]!r} has the control character {name[position]!r} at position {position}; remove it"
+        )
+
+
 class MissingExtra(StepwellError, ImportError):
     """An optional package is not installed.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Self
 
+from stepwell.codec import check_name
 from stepwell.codec.secret import register_data
 from stepwell.errors import InvalidFlow, InvalidOption, UnknownFlowError
 from stepwell.fsm.hooks import hook_of
@@ -213,6 +214,9 @@ def checked(flow: FlowDescription) -> FlowDescription:
 
     Raises ``InvalidFlow``. The warnings name the caller of the calling function as their place.
     """
+    check_name("the flow", flow.name)
+    for state in flow.states:
+        check_name(f"flow {flow.name!r}: the state", state)
     for problem in _problems(flow):
         raise InvalidFlow(flow.name, problem)
     if flow.data is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any, get_args
 
+from stepwell.codec import check_name
 from stepwell.errors import InvalidOption, UnknownSchedule
 from stepwell.nodes.engine import schedules
 from stepwell.nodes.engine.base_flow import BaseFlow
@@ -44,6 +45,7 @@ class Schedule:
         self.shared: dict[str, Any] = {} if shared is None else _checked_shared(shared)
         if not isinstance(self.name, str) or not self.name:
             raise InvalidOption(f"name={name!r}: give a schedule a non-empty name")
+        check_name("the schedule", self.name)
 
     async def declare(self, storage: Storage, *, replace: bool = False) -> None:
         """Write it to a storage, unless the storage has it from the same code; with ``replace`` in any case."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from stepwell.codec import check_name
 from stepwell.errors import InvalidOption, UsageError
 from stepwell.nodes.engine.base import BaseNode, PostResult
 from stepwell.nodes.engine.branch import Park
@@ -48,6 +49,7 @@ class Wait(BaseNode):
             _check_seconds("timeout", timeout)
         if signal is not None and (not isinstance(signal, str) or not signal):
             raise InvalidOption(f"signal={signal!r}: give the name of a signal, or None")
+        check_name("the signal", signal)
         self.timeout: float | None = timeout
         self.signal: str | None = signal
 

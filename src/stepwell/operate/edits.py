@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepwell.codec import decode_key, decode_namespace, encode_namespace
+from stepwell.codec import check_name, decode_key, decode_namespace, encode_namespace
 from stepwell.errors import Busy, CorruptRecord, InvalidOption, StepwellError, VersionChanged
 from stepwell.fsm import FSM
 from stepwell.fsm.history import HISTORY, with_entry
@@ -81,12 +81,14 @@ class Edit:
         return [*moved, *[f"field {name}" for name in (*self.fields, *self.unset)]]
 
     def check(self) -> None:
-        """Raise ``InvalidOption`` if nothing changes, or a field is both set and removed."""
+        """Raise ``InvalidOption`` if nothing changes, or a field is both set and removed, or a name is invalid."""
         if not self.names:
             raise InvalidOption("nothing to change; give FIELD=VALUE, a state, a flow or a field to remove")
         both = [name for name in self.unset if name in self.fields]
         if both:
             raise InvalidOption(f"the field {both[0]!r} is both set and removed; give one of them")
+        check_name("the flow", self.flow)
+        check_name("the state", self.state)
 
 
 async def edit(

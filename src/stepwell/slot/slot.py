@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
-from stepwell.codec import Seal
+from stepwell.codec import Seal, check_name
 from stepwell.codec.large import LARGE, in_thread, open_data, seal_data
 from stepwell.errors import (
     CorruptRecord,
@@ -404,6 +404,8 @@ def _decode_parts(seal: Seal, parts: Mapping[str, str]) -> dict[str, Any]:
 def _check(tags: object, deadline: object, expiry: object) -> None:
     if tags is not KEEP and not (isinstance(tags, tuple) and all(type(tag) is str for tag in tags)):
         raise InvalidOption(f"tags must be a tuple of str, not {tags!r}")
+    for tag in () if tags is KEEP else tags:
+        check_name("the tag", tag)
     for name, seconds in (("deadline", deadline), ("expiry", expiry)):
         if seconds is KEEP or seconds is None:
             continue

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from stepwell.codec import Seal, address_of, encode_key, encode_namespace
+from stepwell.codec import Seal, address_of, check_name, encode_key, encode_namespace
 from stepwell.codec.large import open_data, seal_data
 from stepwell.errors import CorruptRecord, InvalidOption, KeyMissing, StepwellError
 from stepwell.record import (
@@ -287,5 +287,6 @@ def _raw(text: str) -> str | bytes:
 
 
 def _name(name: Any) -> Any:
+    check_name("a flow or state", name)
     # str() of an Enum with str values would return another text.
     return str.__str__(name) if isinstance(name, str) else name

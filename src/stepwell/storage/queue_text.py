@@ -36,5 +36,6 @@ def queue_of(text: str | None) -> Queue | None:
     """Return the queue of a stored place. Raises ``ValueError`` if the text is damaged."""
     if text is None:
         return None
-    name, _, place = text.partition("\n")
+    # An earlier release stored names that have a newline themselves.
+    name, _, place = text.rpartition("\n")
     return Queue(name, _LOWEST - int(place[:_PRIORITY], 16))

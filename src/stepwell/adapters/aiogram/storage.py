@@ -12,6 +12,7 @@ from aiogram.fsm.storage.base import BaseEventIsolation, BaseStorage, StateType,
 
 from stepwell.adapters.aiogram.claims import ClaimedRecords, HandlerClaim
 from stepwell.adapters.aiogram_records import address_of, place_of, state_name, tags_of
+from stepwell.codec import check_name
 from stepwell.errors import InvalidOption
 from stepwell.storage import Storage
 from stepwell.storage.urls import as_storage
@@ -46,6 +47,7 @@ class StepwellStorage(BaseStorage):
 
     async def set_state(self, key: StorageKey, state: StateType = None) -> None:
         name = state.state if isinstance(state, State) else state
+        check_name("the state", name)
         await self._records.set_place(*self._at(key), place_of(name), tags=tags_of(key))
 
     async def get_state(self, key: StorageKey) -> str | None:

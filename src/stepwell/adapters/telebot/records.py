@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from stepwell._portal import sync
 from stepwell.adapters.telebot.operations import OperationQueue
+from stepwell.codec import check_name
 from stepwell.codec.large import open_data, seal_data
 from stepwell.errors import CorruptRecord, InvalidOption, VersionChanged
 from stepwell.record import Address, Change, Place, Stored
@@ -200,6 +201,7 @@ def _place_of(state: object) -> Place:
         return Place(None, f"int:{state}")
     if not isinstance(state, str):
         raise InvalidOption(f"a state must be a State, its name, an int or None, not {state!r}")
+    check_name("the state", state)
     flow, colon, name = str.__str__(state).rpartition(":")
     return Place(flow if colon else None, name)
 

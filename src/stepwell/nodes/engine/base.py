@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias, TypeVar
 
+from stepwell.codec import check_name
 from stepwell.errors import InvalidGraph, InvalidOption
 from stepwell.nodes.engine.hooks import Hooks
 
@@ -74,6 +75,7 @@ class BaseNode:
     def __init__(self, *, name: str | None = None) -> None:
         if name is not None and (not isinstance(name, str) or not name or "/" in name or name.isdigit()):
             raise InvalidOption(f"name={name!r}: give a non-empty text that is not a number and has no '/'")
+        check_name("the name", name)
         self.name = name
         self.params = {}
         self.successors = {}

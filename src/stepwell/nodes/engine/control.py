@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from stepwell.codec import check_name
 from stepwell.errors import (
     AlreadyHeld,
     Busy,
@@ -102,6 +103,7 @@ async def signal(flow: BaseFlow, flow_id: str, name: str, value: Any, *, storage
     """Store a signal for a run, which the next wait for it takes."""
     if not isinstance(name, str) or not name:
         raise InvalidOption(f"name={name!r}: give the name of a signal")
+    check_name("the signal", name)
 
     async def message_of(place: Place, table: dict[str, Any]) -> Mapping[str, Any] | None:
         _check_flow(flow, flow_id, place)

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from stepwell.codec.keys import decode_key, encode_key
+from stepwell.codec.keys import check_name, decode_key, encode_key
 from stepwell.codec.large import open_data
 from stepwell.errors import (
     AlreadyHeld,
@@ -59,6 +59,7 @@ def encode(partition: str | int) -> str:
     """Return a partition as text; raise ``InvalidOption`` unless it is a non-empty str or an int."""
     if type(partition) is not int and not (isinstance(partition, str) and partition):
         raise InvalidOption(f"partition={partition!r}: give a non-empty str or an int, or None")
+    check_name("the partition", partition)
     return encode_key(partition)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from stepwell.codec import check_name
 from stepwell.errors import InvalidGraph
 from stepwell.nodes.engine.attempts import ExecPolicy
 from stepwell.nodes.engine.base import END, BaseNode, End
@@ -178,6 +179,7 @@ def _compile_flow(node: BaseNode, *, without_loop: bool, durable: bool = False) 
     """Compile a flow or a single node; raise ``InvalidGraph`` if it cannot run."""
     build = Build(without_loop=without_loop, durable=durable)
     name = node.name or type(node).__name__
+    check_name("the name", name)
     root = build.stage(node, name, "")
     if build.problems:
         raise InvalidGraph(name, build.problems)
@@ -215,6 +217,8 @@ def _name_nodes(nodes: list[BaseNode], problems: list[str]) -> dict[int, str]:
         if given is not None:
             if given in taken:
                 problems.append(f"two nodes have the name {given!r}")
+            # A name may be assigned to a node after it was made.
+            check_name("the name", given)
             taken.add(given)
             names[id(node)] = given
     counts: dict[str, int] = {}
