@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from collections.abc import Awaitable, Callable
 
 from stepwell.cli.arguments import positive, stored_value
@@ -104,7 +105,7 @@ def _resume(options: argparse.Namespace) -> int:
     async def one(storage: Storage) -> int:
         run = await runs.show_run(storage, options.id)
         if options.code is None and run.status not in ("failed", "stuck", "paused"):
-            here = f" To continue it here, give its flow: stepwell resume {run.flow_id} module:flow"
+            here = f" To continue it here, give its flow: stepwell resume {shlex.quote(run.flow_id)} module:flow"
             raise UsageError(
                 f"run {run.flow_id!r} is {run.status}; only failed, stuck and paused runs can be put into the queue."
                 + ("" if run.status in ("cancelled", "finished") else here)

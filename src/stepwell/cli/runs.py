@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from dataclasses import asdict
 from typing import Any
 
@@ -143,8 +144,8 @@ def _print_run(run: Run, shared: dict[str, Any]) -> None:
             print("\n".join(f"          {cell(line)}" for line in error.traceback.rstrip().split("\n")))
     print_tree("shared", shared)
     if run.status == "failed":
-        note(f"resume it with: stepwell resume {run.flow_id} module:flow")
+        note(f"resume it with: stepwell resume {shlex.quote(run.flow_id)} module:flow")
     elif run.status == "paused":
-        note(f"resume it with: stepwell resume {run.flow_id}")
+        note(f"resume it with: stepwell resume {shlex.quote(run.flow_id)}")
     elif asked := [wait.id for wait in run.waits if wait.id]:
-        note(f"answer it with: stepwell answer {run.flow_id if len(asked) == 1 else 'WAIT_ID'} VALUE")
+        note(f"answer it with: stepwell answer {shlex.quote(run.flow_id) if len(asked) == 1 else 'WAIT_ID'} VALUE")

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
+from shlex import quote
 from typing import Any
 
 from stepwell.codec import decode_key, decode_namespace, encode_namespace
@@ -168,7 +169,7 @@ async def _records(
             "records",
             "fail",
             f"{len(damaged)} of {read} cannot be read, the first is {damaged[0]}",
-            f"stepwell ls {bot} --damaged shows them; restore them from a backup, or stepwell clear them: "
+            f"stepwell ls {quote(bot)} --damaged shows them; restore them from a backup, or stepwell clear them: "
             "it keeps a copy in quarantine",
         )
     elif not encrypted:
@@ -181,7 +182,7 @@ async def _records(
             yield Finding("flows", "warn", what, "give its file or module too")
         return
     for (flow_name, state, migrates), count in undeclared.items():
-        lists = f"stepwell ls {bot} --flow {flow_name} --state {state or repr('')} lists them"
+        lists = f"stepwell ls {quote(bot)} --flow {quote(flow_name)} --state {quote(state or '')} lists them"
         yield Finding(
             "flows",
             "warn",

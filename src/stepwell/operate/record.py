@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -41,7 +42,9 @@ class Missing(StepwellError, LookupError):
     def __init__(self, bot: str, key: str, others: str = "") -> None:
         self.bot: str = bot
         self.key: str = key
-        super().__init__(f"bot {bot!r} has no record at {key}; {others or f'stepwell ls {bot} lists its records'}")
+        super().__init__(
+            f"bot {bot!r} has no record at {key}; {others or f'stepwell ls {shlex.quote(bot)} lists its records'}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
