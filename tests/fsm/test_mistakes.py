@@ -122,6 +122,37 @@ async def test_awaiting_a_method_that_is_not_awaited_is_explained(
     ]
 
 
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("get_data", "use ctx.data, a dict"),
+        ("get_state", "use ctx.state"),
+        ("clear", "use ctx.clear_flow()"),
+        ("set_date", "did you mean 'set_data'?"),
+        ("transitionn", "did you mean 'transition'?"),
+        ("from_user", "use ctx.update.user"),
+        ("reply", "use ctx.answer(text)"),
+    ],
+)
+async def test_a_name_that_a_context_does_not_have_is_refused_with_the_one_to_use(given: str, meant: str) -> None:
+    assert await error_of(lambda ctx: getattr(ctx, given), AttributeError) == f"a context has no {given!r}; {meant}"
+    assert await error_of(lambda ctx: ctx.zebra, AttributeError) == "a context has no 'zebra'"  # type: ignore[attr-defined]
+    assert await error_of(lambda ctx: hasattr(ctx, given) or 1 / 0, ZeroDivisionError) == "division by zero"
+
+
+async def test_an_attribute_error_inside_a_property_of_a_context_is_raised_as_it_is() -> None:
+    class Broken:
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError("no such thing inside")
+
+    def handler(ctx: Context) -> None:
+        ctx._record = Broken()
+        assert ctx.data
+
+    with pytest.raises(AttributeError, match="no such thing inside"):
+        await router_with(handler).handle(message())
+
+
 async def test_a_handler_may_return_what_answer_returns() -> None:
     assert len(await router_with(lambda ctx: ctx.answer("Hello")).handle(message())) == 1
 

@@ -12,8 +12,8 @@ from aiogram.methods.base import TelegramMethod
 
 from stepwell.playground.botapi import Person
 from stepwell.playground.botapi.methods import METHODS, NO_EFFECT
-from stepwell.playground.botapi.methods.official import ALIASES, OFFICIAL
 from stepwell.playground.botapi.methods.sending import UNUSED
+from stepwell.playground.botapi.official import ALIASES, OFFICIAL
 from tests.playground.conftest import Client
 
 PAGE = Path(__file__).parents[2] / "docs" / "botapi-methods.md"

@@ -107,6 +107,29 @@ async def test_calls_that_telegram_refuses_raise(fits: str, too_long: str, said:
         await chat.send(too_long)
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("sendMesage", "404 Not Found: Telegram has no method 'sendMesage'; did you mean 'sendMessage'?"),
+        ("send_message", "404 Not Found: Telegram has no method 'send_message'; did you mean 'sendMessage'?"),
+        ("hologram", "404 Not Found: Telegram has no method 'hologram' (Bot API 10.3)"),
+    ],
+)
+async def test_a_method_that_telegram_does_not_have_is_refused_with_the_likely_one(given: str, said: str) -> None:
+    router = Router(FSM("methods", storage=MemoryStorage(), flows=[]))
+
+    @router.on()
+    async def call(ctx: Context) -> None:
+        ctx.call(ctx.text or "", chat_id=42, text="Hello")
+
+    chat = Chat(router)
+    with pytest.raises(BotApiError) as caught:
+        await chat.send(given)
+    assert str(caught.value) == f"{given} was refused: {said}"
+    for known in ("postStory", "kickChatMember", "getchat"):
+        assert await chat.send(known) == []
+
+
 async def test_with_on_send_error_a_refused_call_does_not_stop_the_others() -> None:
     seen: list[tuple[str, str]] = []
 

@@ -10,6 +10,7 @@ from stepwell.fsm import typed
 from stepwell.fsm.block import NoRecord
 from stepwell.fsm.calls import Calls
 from stepwell.fsm.commit import write
+from stepwell.fsm.missing_names import missing_name
 from stepwell.fsm.moves import Moves, check_mapping
 
 __all__ = ["Context", "Handler"]
@@ -42,6 +43,14 @@ class Context(Moves, Calls, Generic[Data]):
     """
 
     __slots__ = ()
+
+    if not TYPE_CHECKING:
+        # Type checkers would accept any name.
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("_") or hasattr(type(self), name):
+                # A property has raised an AttributeError: raise it again.
+                return object.__getattribute__(self, name)
+            raise missing_name(name, dir(type(self)))
 
     @property
     def data(self) -> Data:

@@ -32,8 +32,9 @@ class Chat:
     or have several workers. The default storage is memory. Every worker opens a storage given as URL, except
     ``memory://``, for itself, as separate processes would; ``async with Chat(...)`` closes these.
 
-    Telegram's rules for texts and keyboards apply: a call that Telegram would refuse raises ``BotApiError``. With
-    ``on_send_error(call, error)`` it is passed to that function instead, as ``run_polling`` does.
+    Telegram's rules for methods, texts and keyboards apply: a call that Telegram would refuse raises
+    ``BotApiError``. With ``on_send_error(call, error)`` it is passed to that function instead, as ``run_polling``
+    does.
 
     It starts in a private chat. ``user``, ``group`` and ``topic`` return the same chat for another user,
     group or topic.

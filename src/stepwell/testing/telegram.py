@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from stepwell.errors import BotApiError, BotBlocked, BotUnavailable, InvalidOption
 from stepwell.playground.botapi.keyboards import markup_of
+from stepwell.playground.botapi.official import like_official, official_name
 from stepwell.playground.botapi.params import Params
 from stepwell.playground.botapi.refusal import Refusal
 from stepwell.playground.botapi.texts import text_of as checked_text
@@ -239,8 +240,12 @@ class Telegram:
 
 
 def _check(call: dict[str, Any]) -> None:
-    """Raise ``Refusal`` for a text, caption or keyboard that Telegram refuses, by the rules of the local Bot API."""
+    """Raise ``Refusal`` for a method, text, caption or keyboard that Telegram refuses."""
     method, markup = call["method"], call.get("reply_markup")
+    if official_name(method) is None:
+        near = like_official(method)
+        hint = f"; did you mean {near!r}?" if near else " (Bot API 10.3)"
+        raise Refusal(404, f"Not Found: Telegram has no method {method!r}{hint}")
     params = Params(call if markup is None else {**call, "reply_markup": json.dumps(markup)})
     if method in ("sendMessage", "editMessageText"):
         checked_text(params)

@@ -25,7 +25,7 @@ from stepwell.playground.botapi.methods import (
     reactions,
     topics,
 )
-from stepwell.playground.botapi.methods.official import ALIASES, OFFICIAL
+from stepwell.playground.botapi.official import ALIASES, official_name
 from stepwell.playground.botapi.params import Params
 from stepwell.playground.botapi.refusal import ConnectionCut, Refusal
 from stepwell.playground.botapi.webhook import Webhooks
@@ -64,7 +64,6 @@ METHODS: dict[str, Method] = {
 }
 _BY_LOWER_NAME = {name.lower(): method for name, method in METHODS.items()}
 _BY_LOWER_NAME |= {old.lower(): METHODS[name] for old, name in ALIASES.items() if name in METHODS}
-_OFFICIAL_BY_LOWER_NAME = {name.lower(): name for name in (*OFFICIAL, *ALIASES)}
 
 
 async def perform(world: World, webhooks: Webhooks, bot: Bot, name: str, params: Params) -> Any:
@@ -93,7 +92,7 @@ def _find(name: str) -> Method:
     method = _BY_LOWER_NAME.get(name.lower())
     if method is not None:
         return method
-    official = _OFFICIAL_BY_LOWER_NAME.get(name.lower())
+    official = official_name(name)
     if official is None:
         raise Refusal(404, "Not Found: method not found")
     logger.warning("a bot called %s, which the local Bot API does not support", official)

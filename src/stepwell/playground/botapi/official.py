@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["ALIASES", "OFFICIAL"]
+from difflib import get_close_matches
+
+__all__ = ["ALIASES", "OFFICIAL", "like_official", "official_name"]
 
 OFFICIAL: tuple[str, ...] = tuple(
     """
@@ -47,3 +49,15 @@ ALIASES: dict[str, str] = {
     "kickChatMember": "banChatMember",
     "setStickerSetThumb": "setStickerSetThumbnail",
 }
+_BY_LOWER_NAME: dict[str, str] = {name.lower(): name for name in (*OFFICIAL, *ALIASES)}
+
+
+def official_name(name: str) -> str | None:
+    """Return the method of this name, in any case; ``None`` if Telegram has no such method."""
+    return _BY_LOWER_NAME.get(name.lower())
+
+
+def like_official(name: str) -> str | None:
+    """Return the method whose name resembles this one most, ``None`` if there is none."""
+    near = get_close_matches(name.lower().replace("_", ""), _BY_LOWER_NAME, n=1, cutoff=0.8)
+    return _BY_LOWER_NAME[near[0]] if near else None
