@@ -14,8 +14,9 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from stepwell import SQLiteStorage, Storage
+from stepwell import MemoryStorage, SQLiteStorage, Storage
 from stepwell.adapters.otel import instrument
+from stepwell.errors import StorageClosed
 from stepwell.fsm import FSM, Flow, Router, state, text
 from stepwell.nodes import BatchNode, Node, linear
 from stepwell.storage.observers import batch_observers
@@ -111,6 +112,19 @@ async def test_an_update_a_duplicate_an_error_and_a_timer(telemetry: Telemetry) 
     assert [point.count for point in metrics["stepwell.claim.wait"]] == [2]
     for span in telemetry.exporter.get_finished_spans():
         assert SECRET not in span.to_json()
+
+
+async def test_the_span_of_an_update_that_fails_before_its_claim_ends_with_the_error(telemetry: Telemetry) -> None:
+    storage = MemoryStorage()
+    await storage.open()
+    await storage.close()
+    fsm = FSM("desk", storage=storage, flows=[Ticket])
+    with pytest.raises(StorageClosed):
+        await fsm.handle({"update_id": 1, "message": {"chat": {"id": 1}, "from": {"id": 1}}}, lambda ctx: None)
+    update = telemetry.spans["update message"]
+    assert (update.attributes or {})["error.type"] == "StorageClosed"
+    assert not trace.get_current_span().get_span_context().is_valid
+    assert [point.value for point in telemetry.metrics()["stepwell.errors"]] == [1]
 
 
 async def test_a_run_its_nodes_and_its_batches(telemetry: Telemetry, tmp_path: Any) -> None:

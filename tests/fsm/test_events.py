@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from stepwell import MemoryStorage
-from stepwell.errors import EncodeError, InvalidOption
+from stepwell.errors import AlreadyHeld, EncodeError, InvalidOption, StorageClosed
 from stepwell.fsm import (
     FSM,
     Committed,
@@ -29,7 +29,9 @@ from stepwell.fsm import (
     state,
     subscribe,
 )
+from stepwell.slot import Slot
 from stepwell.testing import Clock
+from tests.backends import Backend
 from tests.fsm.conftest import message
 
 KEY = (42, 42)
@@ -137,6 +139,27 @@ async def test_a_failing_commit_is_reported_once(fsm: Machine) -> None:
         async with fsm.conversation(message()) as ctx:
             ctx.update_data(value=object())
     assert sum(isinstance(event, HandlerFailed) for event in fsm.seen) == 1
+
+
+@pytest.mark.every_backend
+async def test_an_update_that_fails_before_its_claim_is_reported_and_counted(backend: Backend) -> None:
+    storage = backend.storage()
+    fsm = FSM("bot", storage=storage, flows=[Short])
+    moved = {"update_id": 7, "message": {"message_id": 1, "chat": {"id": -5}, "migrate_to_chat_id": -1005}}
+    async with fsm.conversation(message(chat=-5)) as ctx:
+        ctx.start_flow(Short)
+    seen: list[FSMEvent] = []
+    fsm.subscribe(seen.append)
+    async with Slot(storage, "bot", (-5, 42)):
+        with pytest.raises(AlreadyHeld) as busy:
+            await fsm.handle(moved, lambda ctx: None)
+    await storage.close()
+    fsm.ready = False
+    with pytest.raises(StorageClosed) as closed:
+        await fsm.handle(message(), lambda ctx: None)
+    assert [type(event) for event in seen] == [UpdateReceived, HandlerFailed, UpdateHandled] * 2
+    assert [event.error for event in seen if isinstance(event, HandlerFailed)] == [busy.value, closed.value]
+    assert fsm.failed == 2
 
 
 async def test_a_timer_is_reported_with_the_state_that_timed_out(fsm: Machine, clock: Clock) -> None:

@@ -420,3 +420,29 @@ async def test_answers_that_are_not_sent_before_a_stop_are_sent_after_the_next_s
                 await asyncio.sleep(0.01)
         await other.tick()
     assert telegram.sent == ["Are you there?", "Bye."]
+
+
+@pytest.mark.every_backend
+async def test_a_cancelled_stop_still_closes_the_storage_and_ends_its_listener_and_deliveries(backend: Backend) -> None:
+    sending = asyncio.Event()
+
+    async def send(call: dict[str, Any]) -> None:
+        sending.set()
+        await asyncio.Event().wait()
+
+    storage = backend.storage()
+    fsm = FSM("bot", storage=storage, flows=[], send=send)
+    await fsm.__aenter__()
+    job = asyncio.create_task(fsm.handle(None, lambda ctx: ctx.answer("late"), key=(42, 42)))
+    await sending.wait()
+    (delivery,) = fsm.deliveries
+    stopping = asyncio.create_task(fsm.__aexit__(None, None, None))
+    await asyncio.sleep(0)
+    stopping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stopping
+    assert not storage.is_open
+    assert storage.expired_listeners == []
+    assert delivery.done()
+    with pytest.raises(asyncio.CancelledError):
+        await job

@@ -224,6 +224,19 @@ async def test_the_lifespan_opens_and_closes_the_machine() -> None:
     assert not router.fsm.storage.is_open
 
 
+async def test_the_lifespan_reports_any_error_of_the_start() -> None:
+    class Broken(MemoryStorage):
+        async def open(self) -> None:
+            raise ValueError("no port in the URL")
+
+    app = webhook(make_router(Broken()), secret_token=SECRET, token="123:abc")
+    received: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    sent: asyncio.Queue[Any] = asyncio.Queue()
+    await received.put({"type": "lifespan.startup"})
+    await app({"type": "lifespan"}, received.get, sent.put)
+    assert await sent.get() == {"type": "lifespan.startup.failed", "message": "ValueError: no port in the URL"}
+
+
 def test_wrong_arguments() -> None:
     with pytest.raises(InvalidOption, match="needs a router with a machine"):
         webhook(Router(), secret_token=SECRET, token="123:abc")

@@ -100,18 +100,18 @@ class Conversation:
             fsm.received += 1
             if fsm.subscribers or subscribers:
                 self._emit(UpdateReceived, update_id=update_id)
-        migration = update.migration if update.text is None else None
-        if not fsm.ready and (key is not None or migration is not None):
-            await fsm.prepare()
-        if migration is not None:
-            await move_chat(fsm, *migration)
-        if key is None:
-            self._ctx = Context(fsm, update, None, NoRecord(key_given=self._key_given), collects=self._collects)
-            if fsm.subscribers or subscribers:
-                self._emit(HandlerStarted, waited=monotonic() - self._started)
-            return self._ctx
-        slot = Slot(fsm.storage, fsm.bot, key, wait=fsm.wait, lease=fsm.lease)
         try:
+            migration = update.migration if update.text is None else None
+            if not fsm.ready and (key is not None or migration is not None):
+                await fsm.prepare()
+            if migration is not None:
+                await move_chat(fsm, *migration)
+            if key is None:
+                self._ctx = Context(fsm, update, None, NoRecord(key_given=self._key_given), collects=self._collects)
+                if fsm.subscribers or subscribers:
+                    self._emit(HandlerStarted, waited=monotonic() - self._started)
+                return self._ctx
+            slot = Slot(fsm.storage, fsm.bot, key, wait=fsm.wait, lease=fsm.lease)
             await slot.__aenter__()
         except BaseException as error:
             self._failed(error)

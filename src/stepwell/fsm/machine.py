@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AsyncExitStack
 from math import inf
 from time import monotonic
 from types import TracebackType
@@ -145,15 +146,24 @@ class FSM(Machine):
         if self._entered:
             return
         give_up = monotonic() + outbox.STOP_TIMEOUT
-        if self._presence is not None:
-            await self._presence.stop()
-        if self._timers is not None:
-            await self._timers.stop(timeout=outbox.STOP_TIMEOUT)
+        async with AsyncExitStack() as stack:
+            # If the stop is cancelled, the rest still stops.
+            if self._opened:
+                stack.push_async_callback(self._close)
+            stack.callback(self.storage.expired_listeners.remove, self._swept)
+            # Not before the timers have stopped, because they deliver too.
+            stack.push_async_callback(self._finish, give_up)
+            if self._timers is not None:
+                stack.push_async_callback(self._timers.stop, timeout=outbox.STOP_TIMEOUT)
+            if self._presence is not None:
+                stack.push_async_callback(self._presence.stop)
+
+    async def _close(self) -> None:
+        self.ready = self._opened = False
+        await self.storage.close()
+
+    async def _finish(self, give_up: float) -> None:
         await outbox.finish(self, timeout=max(give_up - monotonic(), 0.0))
-        self.storage.expired_listeners.remove(self._swept)
-        if self._opened:
-            self.ready = self._opened = False
-            await self.storage.close()
 
     def conversation(
         self, update: Any = None, *, key: Any = NOT_GIVEN, update_id: int | str | None = None

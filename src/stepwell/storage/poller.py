@@ -136,10 +136,10 @@ class DueTasks:
         The record of a cancelled task is either committed or stays due.
         """
         looking, self._looking = self._looking, None
-        if looking is not None:
-            looking.cancel()
-            await asyncio.wait((looking,))
         try:
+            if looking is not None:
+                looking.cancel()
+                await asyncio.wait((looking,))
             if timeout and self._running:
                 await asyncio.wait(self._running.values(), timeout=timeout)
         finally:

@@ -263,8 +263,9 @@ class Webhook:
         await receive()
         try:
             await self.__aenter__()
-        except (StepwellError, OSError) as error:
-            await send({"type": "lifespan.startup.failed", "message": str(error)})
+        except Exception as error:  # noqa: BLE001 - the server logs the message and ends
+            message = str(error) if isinstance(error, StepwellError | OSError) else f"{type(error).__name__}: {error}"
+            await send({"type": "lifespan.startup.failed", "message": message})
             return
         await send({"type": "lifespan.startup.complete"})
         await receive()
