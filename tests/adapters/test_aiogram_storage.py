@@ -24,7 +24,7 @@ from aiogram.types import Message
 
 from stepwell import MemoryStorage, SealedStorage, Storage
 from stepwell.adapters.aiogram import StepwellIsolation, StepwellStorage, claims
-from stepwell.errors import EncodeError, InvalidOption, KeyMissing, LeaseLost, RecordReplaced
+from stepwell.errors import Busy, EncodeError, InvalidOption, KeyMissing, LeaseLost, RecordReplaced, StorageUnavailable
 from stepwell.slot import Slot
 from stepwell.storage.sealed import new_key
 from stepwell.testing import Clock
@@ -603,6 +603,56 @@ async def test_the_storage_is_closed_where_it_was_opened() -> None:
         assert storage.is_open
 
 
+async def test_the_dispatcher_closes_the_storage_that_its_isolation_opened() -> None:
+    storage = MemoryStorage()
+    dispatcher, (bot, _) = bot_of(storage), make_bot()
+    for _ in range(2):
+        await feed(dispatcher, bot, message("/register"))
+        assert storage.is_open
+        await dispatcher.fsm.close()
+        assert not storage.is_open
+    async with storage:
+        again = bot_of(storage)
+        await feed(again, bot, message("/register"))
+        await again.fsm.close()
+        assert storage.is_open
+
+
+async def test_a_lock_gives_up_after_its_patience(storage: Storage, caplog: pytest.LogCaptureFixture) -> None:
+    isolation, hasty = StepwellIsolation(storage), StepwellIsolation(storage, wait=0.05, patience=0.1)
+    async with isolation.lock(KEY):
+        with pytest.raises(Busy) as caught:
+            # In a context of its own, because a task of the holder shares its claim.
+            await asyncio.create_task(enter(hasty.lock(KEY)), context=contextvars.Context())
+    assert 0.1 <= caught.value.waited < 30
+    assert "an update fails, because it has waited for" in caplog.text
+    async with hasty.lock(KEY):
+        pass
+
+
+async def test_a_lock_gives_up_while_the_storage_is_unavailable(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def failing(self: Storage, operation: Any) -> Any:
+        raise StorageUnavailable("away", sent=False)
+
+    isolation = StepwellIsolation(storage, patience=0.3)
+    async with isolation.lock(KEY):
+        pass
+    monkeypatch.setattr(type(storage), "perform", failing)
+    with pytest.raises(StorageUnavailable, match="away"):
+        await enter(isolation.lock(KEY))
+    monkeypatch.undo()
+    assert "an update fails, because it has waited for" in caplog.text
+    async with isolation.lock(KEY):
+        pass
+
+
+async def enter(lock: Any) -> None:
+    async with lock:
+        pass
+
+
 async def test_a_handler_that_outlives_its_dispatcher_keeps_no_storage_open(caplog: pytest.LogCaptureFixture) -> None:
     kept = StepwellStorage("sqlite:///:memory:")
     async with StepwellIsolation(kept, lease=0.3).lock(KEY):
@@ -621,6 +671,8 @@ def test_an_argument_that_is_not_a_storage_is_refused() -> None:
         StepwellStorage(object())  # type: ignore[arg-type]
     with pytest.raises(InvalidOption, match="lease"):
         StepwellIsolation(MemoryStorage(), lease=0)
+    with pytest.raises(InvalidOption, match="patience"):
+        StepwellIsolation(MemoryStorage(), patience=-1)
 
 
 def bot_of(storage: Storage, **options: Any) -> Dispatcher:

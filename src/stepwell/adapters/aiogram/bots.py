@@ -82,7 +82,7 @@ class BotMachines:
 
 @asynccontextmanager
 async def conversation(fsm: FSM, update: Any) -> AsyncIterator[Context]:
-    """Open the conversation of an update, waiting without a limit; its calls are collected, not made."""
+    """Open the conversation of an update; its calls are collected, not made."""
     async with AsyncExitStack() as stack:
 
         def entered() -> Awaitable[Context]:

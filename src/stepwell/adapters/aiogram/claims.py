@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
-from stepwell.adapters.retry import retry_until_free
+from stepwell.adapters.retry import PATIENCE, retry_until_free
 from stepwell.errors import AlreadyHeld, Busy, VersionChanged
 from stepwell.record import NOWHERE, Address, Change, Place
 from stepwell.slot import Slot
@@ -45,7 +45,14 @@ class ClaimedRecords:
         self._warned = False
 
     def claim(
-        self, namespace: str, key: Any, *, wait: float, lease: float, commit_on: tuple[type[BaseException], ...] = ()
+        self,
+        namespace: str,
+        key: Any,
+        *,
+        wait: float,
+        lease: float,
+        patience: float = PATIENCE,
+        commit_on: tuple[type[BaseException], ...] = (),
     ) -> HandlerClaim:
         """Return an ``async with`` block that claims a record, first come, first served.
 
@@ -53,7 +60,7 @@ class ClaimedRecords:
         raises one of ``commit_on``. Inside another block of the same task and family, the record is added to
         that block and is written and released at its end.
         """
-        return HandlerClaim(self.storage, key, (namespace, self._family(key)), wait, lease, commit_on)
+        return HandlerClaim(self.storage, key, (namespace, self._family(key)), wait, lease, patience, commit_on)
 
     async def place(self, namespace: str, key: Any) -> Place:
         """Return the flow and state of a record."""
@@ -168,6 +175,8 @@ class HandlerClaim:
     family: tuple[str, Any]
     wait: float
     lease: float
+    #: Seconds after which an update that waits for a record fails.
+    patience: float
     #: The changes are also written if the handler raises one of these.
     commit_on: tuple[type[BaseException], ...]
     #: The handler has ended. A task that it started may still run; it works without the claim then.
@@ -240,14 +249,14 @@ class HandlerClaim:
         return found
 
     async def enter(self, key: Any) -> bool:
-        """Claim a record, waiting without a limit; return ``False`` if it is already claimed here."""
+        """Claim a record; return ``False`` if it is already claimed here."""
         async with self._claiming:
             if key in self._slots:
                 return False
             self._entering.add(key)
 
         try:
-            self._slots[key] = await retry_until_free(lambda: self._claim(key, self.wait))
+            self._slots[key] = await retry_until_free(lambda: self._claim(key, self.wait), patience=self.patience)
         finally:
             self._entering.discard(key)
         return True
@@ -269,7 +278,7 @@ class HandlerClaim:
 
         async with self._claiming:
             if key not in self._slots and key not in self._entering:
-                slot = await retry_until_free(try_claim)
+                slot = await retry_until_free(try_claim, patience=self.patience)
                 if slot is None:
                     return None
                 if self.over:

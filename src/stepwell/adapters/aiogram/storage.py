@@ -12,6 +12,7 @@ from aiogram.fsm.storage.base import BaseEventIsolation, BaseStorage, StateType,
 
 from stepwell.adapters.aiogram.claims import ClaimedRecords, HandlerClaim
 from stepwell.adapters.aiogram_records import address_of, place_of, state_name, tags_of
+from stepwell.adapters.retry import PATIENCE
 from stepwell.codec import check_name
 from stepwell.errors import InvalidOption
 from stepwell.storage import Storage
@@ -81,6 +82,9 @@ class StepwellIsolation(BaseEventIsolation):
     All writes of a handler to its key, through ``StepwellStorage`` over the same storage, become one write
     when the handler ends, fenced by this claim. A handler that raises writes nothing. A handler that loses
     its lease gets ``LeaseLost``, and nothing is written.
+
+    An update that waits for another one logs a warning every ``wait`` seconds, and one that waits for an unavailable
+    storage at each attempt. After ``patience`` seconds it fails with ``Busy`` or ``StorageUnavailable``, and logs an error.
     """
 
     def __init__(
@@ -89,28 +93,37 @@ class StepwellIsolation(BaseEventIsolation):
         *,
         wait: float = 60.0,
         lease: float = 30.0,
+        patience: float = PATIENCE,
         name: str = "aiogram",
     ) -> None:
-        #: True if the storage was made from a URL: ``close()`` then closes it.
-        self._owned = isinstance(storage, str)
+        #: As in ``StepwellStorage``. Of both, the one that opened the storage closes it.
+        self._owned: bool | None = True if isinstance(storage, str) else None
         if isinstance(storage, StepwellStorage):
             name, storage = storage._name, storage.storage
         if not lease > 0 or wait < 0:
             raise InvalidOption(f"lease must be above 0 and wait not negative, got lease={lease!r}, wait={wait!r}")
+        if patience < 0:
+            raise InvalidOption(f"patience must not be negative, got {patience!r}")
         self._records = _records_in(storage)
         self._name = name
-        self._wait, self._lease = wait, lease
+        self._wait, self._lease, self._patience = wait, lease, patience
 
     def lock(self, key: StorageKey) -> HandlerClaim:  # type: ignore[override]
         """Return a context manager that claims a key: ``async with isolation.lock(key)``."""
+        if self._owned is None:
+            self._owned = not self._records.storage.is_open
         # A handler that raises one of these has not failed, so its writes are kept.
         commit_on = (SkipHandler, CancelHandler)
         return self._records.claim(
-            *address_of(self._name, key), wait=self._wait, lease=self._lease, commit_on=commit_on
+            *address_of(self._name, key),
+            wait=self._wait,
+            lease=self._lease,
+            patience=self._patience,
+            commit_on=commit_on,
         )
 
     async def close(self) -> None:
-        """Close the storage if it was made from a URL here. Claims end with their updates."""
+        """Close the storage, unless it was already open when it was first used here. Claims end with their updates."""
         if self._owned:
             await self._records.storage.close()
             self._records.storage.allow_reopen()
