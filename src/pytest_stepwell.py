@@ -87,7 +87,9 @@ async def stepwell_chat(request: pytest.FixtureRequest) -> AsyncIterator[Callabl
     async with AsyncExitStack() as chats:
 
         def make(bot: Any, **options: Any) -> Chat:
-            if "stepwell_clock" in request.fixturenames and not isinstance(bot, Router) and "storage" not in options:
+            # A storage that is an object has its own clock.
+            opens = options.get("storage") is None or isinstance(options["storage"], str)
+            if "stepwell_clock" in request.fixturenames and not isinstance(bot, Router) and opens:
                 options.setdefault("clock", request.getfixturevalue("stepwell_clock"))
             chat = Chat(bot, **options)
             chats.push_async_exit(chat)

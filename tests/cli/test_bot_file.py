@@ -56,6 +56,21 @@ async def test_the_file_of_a_bot_names_its_storage_and_its_records(bot: str, com
     assert "the code declares the flows and states of 3 records of 'shop'" in done.out
 
 
+async def test_set_checks_a_state_against_the_file_of_the_bot(bot: str, command: Command) -> None:
+    for arguments, said in {
+        ("--state", "adress"): "'adress' is not a state of flow 'order'; its states are 'item', 'address', 'paid'",
+        ("--state", "paid", "--flow", "ordre"): "the bot 'shop' has no flow 'ordre'; its flows are 'order'",
+    }.items():
+        done = await command("set", bot, "42", *arguments, "--yes")
+        assert (done.code, done.out) == (1, "")
+        assert f"{said}; nothing was changed" in done.err
+    assert (await command("set", bot, "42", "--flow", "", "--state", "", "--yes")).code == 0
+    # Its position belongs to another revision, whose states the file does not know.
+    done = await command("set", bot, "42", "--flow", "order", "--state", "gift", "--revision", "2", "--yes", "--json")
+    assert done.json["record"]["state"] == "gift"
+    assert (await command("set", bot, "42", "--state", "wrapped", "--yes")).code == 0
+
+
 async def test_a_given_storage_comes_before_that_of_the_file(
     bot: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,6 +67,8 @@ async def test_set_changes_state_and_fields_and_ends_the_timer(
         (["--unset", "nosuch"], 3, "has no field 'nosuch'"),
         (["to.city=Bern"], 2, "is a path into the field 'to'"),
         (["--unset", "to.city"], 2, "is a path into the field 'to'"),
+        (["state=paid"], 2, "the record has no field 'state'; did you mean --state paid?"),
+        (["flow=order", "--state", "paid"], 2, "the record has no field 'flow'; did you mean --flow order?"),
         ([], 2, "nothing to change"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -381,6 +382,16 @@ async def test_a_storage_with_the_system_clock_cannot_be_advanced(shared_backend
     async with Chat(make_router, storage=shared_backend.place()) as chat:
         with pytest.raises(UsageError, match="uses the system clock"):
             await chat.advance(1)
+
+
+async def test_a_url_needs_a_clock_beside_it_to_be_advanced(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/bot.db"
+    async with Chat(make_router, storage=url) as chat:
+        with pytest.raises(UsageError, match=r"pass the clock beside the URL: Chat\(make_router, storage=.*, clock="):
+            await chat.advance(1)
+    async with Chat(make_router, storage=url, clock=Clock()) as chat:
+        await chat.advance(1)
+        assert chat.messages == []
 
 
 async def test_a_chat_with_a_router_cannot_restart() -> None:

@@ -21,6 +21,9 @@ FIXTURES = """
 import httpx
 import pytest
 
+from stepwell.fsm import FSM, Flow, Router, state
+from stepwell.testing import Clock
+
 pytestmark = pytest.mark.asyncio
 
 
@@ -37,6 +40,38 @@ async def test_the_storage_uses_the_clock(stepwell_storage, stepwell_clock):
     await stepwell_storage.update_data("bot", 1, {"a": 1})
     stepwell_clock.advance(11)
     assert await stepwell_storage.get_data("bot", 1) is None
+
+
+async def remind(ctx):
+    ctx.answer("Still there?")
+
+
+class Asking(Flow, name="asking"):
+    asked = state(timeout=60, on_timeout=remind)
+    default_state = asked
+
+
+def make_router(storage):
+    router = Router(FSM("asking", storage=storage, flows=[Asking]))
+
+    @router.on()
+    async def ask(ctx):
+        ctx.start_flow(Asking)
+
+    return router
+
+
+async def test_a_chat_on_a_url_uses_the_clock(stepwell_chat, stepwell_clock, tmp_path):
+    url = f"sqlite:///{tmp_path}/chat.db"
+    for options in ({}, {"clock": stepwell_clock}):
+        chat = stepwell_chat(make_router, storage=url, **options)
+        await chat.send("Hello")
+        assert await chat.advance(61) == ["Still there?"]
+    mine = Clock(5.0)
+    chat = stepwell_chat(make_router, storage=f"{url}2", clock=mine)
+    await chat.send("Hello")
+    assert await chat.advance(61) == ["Still there?"]
+    assert mine.now == 66
 
 
 async def test_the_bot_api(bot_api):
@@ -60,7 +95,7 @@ async def test_each_test_runs_on_every_storage_in_a_store_of_its_own(tmp_path: P
     (tmp_path / "test_fixtures.py").write_text(FIXTURES)
     urls = ["memory://", "sqlite://", the_server().url(), the_cluster().url(), postgres.shared().url()]
     shown = run_pytest(tmp_path, *(f"--stepwell-storage={url}" for url in urls))
-    assert "16 passed" in shown
+    assert "17 passed" in shown
     for scheme in ("memory", "sqlite", "redis", "redis+cluster", "postgresql"):
         assert f"test_each_test_has_an_empty_store[{scheme}-1]" in shown
 

@@ -111,7 +111,8 @@ def with_storage(
 ) -> int:
     """Open the storage of a command, call ``work`` with it, and return the exit code; see ``storage_of``.
 
-    If the bot of the command is a file, its name takes the place of the file in the options.
+    If the bot of the command is a file, its name takes the place of the file in the options, and its machines are
+    in ``options.machines``.
     """
     import_types(options.imports)
     bot = getattr(options, "bot", None)
@@ -122,6 +123,7 @@ def with_storage(
             has = f"has the bots {', '.join(names)}" if names else "has no router"
             raise UsageError(f"{bot} {has}; give the name of a bot, and --storage")
         options.bot = names[0]
+    options.machines = machines
 
     async def run() -> int:
         async with storage_of(options, machines, flows, patient=patient) as storage:

@@ -20,7 +20,8 @@ from stepwell.cli.command import (
 from stepwell.cli.output import cell, json_text, note, report
 from stepwell.cli.records import print_record
 from stepwell.cli.writes import user_name
-from stepwell.errors import InvalidOption, StorageError, StoredDataError, VersionChanged
+from stepwell.codec.seal import Seal
+from stepwell.errors import InvalidOption, StorageError, StoredDataError, UsageError, VersionChanged
 from stepwell.operate import edits
 from stepwell.operate.record import (
     Missing,
@@ -34,7 +35,7 @@ from stepwell.operate.record import (
     view,
 )
 from stepwell.operate.records import UnknownBot, bots, bots_with_logs, check_bot
-from stepwell.record import KEEP, Address, Stored
+from stepwell.record import KEEP, Address, Keep, Stored
 from stepwell.storage import Storage
 
 __all__ = ["add"]
@@ -58,7 +59,9 @@ def add(commands: Commands) -> None:
     set_.add_argument(
         "fields", nargs="*", metavar="FIELD=VALUE", help="a data field and its new value, as JSON or text"
     )
-    set_.add_argument("--state", metavar="NAME", help="the new state; its timer does not start")
+    set_.add_argument(
+        "--state", metavar="NAME", help="the new state; checked if BOT is its file; its timer does not start"
+    )
     set_.add_argument("--flow", metavar="NAME", help="the new flow, with --state; its history begins anew")
     set_.add_argument("--revision", type=positive, metavar="N", help="the revision of the new flow (default: 1)")
     set_.add_argument("--unset", action="append", default=[], metavar="FIELD", help="remove a field; may be repeated")
@@ -125,6 +128,8 @@ def _set(options: argparse.Namespace) -> int:
     async def work(storage: Storage) -> int:
         address, before, stored = await _shown(storage, options)
         edits.check_edit(storage, address, stored, changes)
+        _check_position_fields(options, storage.seal(address), stored)
+        _check_state(options, before, changes)
         if not options.json:
             _print_changes(before, changes)
         if options.dry_run:
@@ -136,6 +141,31 @@ def _set(options: argparse.Namespace) -> int:
         return report(options, {"changed": True, "record": asdict(after)}, f"changed; version {after.version}")
 
     return with_storage(options, work)
+
+
+def _check_position_fields(options: argparse.Namespace, seal: Seal, stored: Stored) -> None:
+    """Raise ``InvalidOption`` for ``state=paid`` and ``flow=order``, unless the record has a field of this name."""
+    for given in options.fields:
+        name, _, value = given.partition("=")
+        if name in ("flow", "state") and seal.name(name) not in stored.fields:
+            raise InvalidOption(f"the record has no field {name!r}; did you mean --{name} {value}? Nothing was changed")
+
+
+def _check_state(options: argparse.Namespace, before: RecordView, changes: edits.Edit) -> None:
+    """Raise ``UsageError`` for a flow or state that the bot does not declare, if the bot is given as its file."""
+    name = before.flow if isinstance(changes.flow, Keep) else changes.flow
+    machine = next((fsm for fsm in options.machines if fsm.bot == options.bot), None)
+    if machine is None or name is None or isinstance(changes.state, Keep) or changes.state is None:
+        return
+    flow = machine.flows.get(name)
+    if flow is None:
+        known = ", ".join(map(repr, machine.flows)) or "none"
+        raise UsageError(f"the bot {machine.bot!r} has no flow {name!r}; its flows are {known}; nothing was changed")
+    revision = before.revision if name == before.flow else changes.revision
+    # The file does not know the states of another revision.
+    problem = flow.problem_with(changes.state) if (revision or 1) == flow.revision else None
+    if problem is not None:
+        raise UsageError(f"{problem}; nothing was changed")
 
 
 def _print_changes(before: RecordView, changes: edits.Edit) -> None:

@@ -99,7 +99,15 @@ class Workers:
             if isinstance(storage.clock, Clock) and storage.clock not in clocks:
                 clocks.append(storage.clock)
         if not clocks:
-            raise UsageError("this storage uses the system clock; create it with clock=stepwell.testing.Clock()")
+            advice = (
+                "pass the clock beside the URL: Chat(make_router, storage=URL, clock=stepwell.testing.Clock())"
+                if isinstance(self._given, str)
+                else "create it with clock=stepwell.testing.Clock()"
+            )
+            raise UsageError(
+                f"this storage uses the system clock; {advice}. A test with the fixtures stepwell_chat or "
+                "stepwell_storage needs the fixture stepwell_clock too"
+            )
         self.clock = clocks[0]
         for clock in clocks:
             clock.advance(seconds)
