@@ -84,7 +84,8 @@ class StepwellIsolation(BaseEventIsolation):
     its lease gets ``LeaseLost``, and nothing is written.
 
     An update that waits for another one logs a warning every ``wait`` seconds, and one that waits for an unavailable
-    storage at each attempt. After ``patience`` seconds it fails with ``Busy`` or ``StorageUnavailable``, and logs an error.
+    storage at each attempt. After ``patience`` seconds it fails with ``Busy`` or ``StorageUnavailable``, and logs an
+    error.
     """
 
     def __init__(
