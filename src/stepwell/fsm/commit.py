@@ -14,7 +14,7 @@ from stepwell.fsm.block import Block
 from stepwell.fsm.description import FlowDescription
 from stepwell.fsm.events import Committed, StateEntered, emit, subscribers
 from stepwell.fsm.expiry import schedule
-from stepwell.record import KEEP, Keep
+from stepwell.record import KEEP, NOWHERE, Keep
 from stepwell.slot import Changes, Slot
 
 __all__ = ["run_hooks", "write"]
@@ -58,6 +58,8 @@ async def write(
     if ctx._profile is not None:
         _write_profile(fsm, ctx._profile, slot)
     place = slot.place
+    if force and place == NOWHERE and not slot.data and not slot.changed:
+        return await _write_memo(fsm, ctx, slot, memo)
     flow = None if place.flow is None else fsm.flows.get(place.flow)
     changes: Changes | None = None
     if flow is not None and flow.data is not None:
@@ -94,6 +96,19 @@ async def write(
     if written and (fsm.subscribers or subscribers):
         _emit(fsm, ctx, slot)
     return written
+
+
+async def _write_memo(fsm: Machine, ctx: Block, slot: Slot, memo: Any) -> bool:
+    """Remember an update of a key that has no conversation, without leaving a record."""
+    if not slot.found and slot.memo_json is None:
+        await slot.rollback()
+        # The tags of the record stay with the memo, so that forget() finds it.
+        await slot.commit(keep=True, tags=_tags(fsm, ctx), force=True)
+    slot.delete()
+    await slot.commit(memo=memo, force=True)
+    if fsm.subscribers or subscribers:
+        _emit(fsm, ctx, slot)
+    return True
 
 
 def _write_profile(fsm: Machine, profile: dict[Any, Any], slot: Slot) -> None:

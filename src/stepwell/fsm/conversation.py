@@ -54,7 +54,7 @@ class Conversation:
 
     __slots__ = (
         "_collects", "_ctx", "_enters", "_force", "_fsm", "_handled", "_key", "_key_given", "_slot", "_started",
-        "_token", "_update", "_update_id",
+        "_token", "_update", "_update_id", "remembers_answers",
     )  # fmt: skip
 
     def __init__(
@@ -92,6 +92,8 @@ class Conversation:
         self._token = ""
         #: Remember the update even if nothing else has changed.
         self._force = False
+        #: Remember the update even if it was only answered.
+        self.remembers_answers: bool = False
 
     async def __aenter__(self) -> Context:
         fsm, update, key, update_id = self._fsm, self._update, self._key, self._update_id
@@ -165,7 +167,8 @@ class Conversation:
                     # Nothing delivers a job again.
                     unsent = outbox.add(fsm, slot, ctx._calls)
                 memo = KEEP if handled is None else handled.with_update(self._token, ctx._calls)
-                await write(fsm, ctx, slot, memo=memo, force=(ctx.saved or self._force) and handled is not None)
+                remembers = ctx.saved or self._force or (self.remembers_answers and bool(ctx._calls))
+                await write(fsm, ctx, slot, memo=memo, force=remembers and handled is not None)
         except BaseException as failure:
             self._failed(failure)
             raise

@@ -7,7 +7,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from difflib import get_close_matches
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from stepwell import _portal
 from stepwell._backoff import backoff
@@ -25,6 +25,8 @@ __all__ = ["Router"]
 ErrorHandler: TypeAlias = Callable[[Context, Exception], Any]
 H = TypeVar("H", bound=Handler)
 E = TypeVar("E", bound=ErrorHandler)
+#: Which updates are remembered: those that changed something, or also those that were answered.
+Remember: TypeAlias = Literal["changes", "answers"]
 
 #: Seconds before a handler is called again: the first pause, and the longest.
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
@@ -37,6 +39,7 @@ class Route(NamedTuple):
     attempts: int
     #: The handler is a coroutine function, which needs no thread.
     is_async: bool
+    remember: Remember
 
 
 class Router:
@@ -45,6 +48,10 @@ class Router:
     ``Router(fsm)`` handles updates. A ``Router()`` without a machine only collects handlers, for another router to
     ``include``. With ``send`` each Bot API call is also passed to that function, ``def`` or ``async def``, after the
     commit.
+
+    An update that changed nothing costs no write, and its handler runs again if the update is delivered again. With
+    ``remember="answers"`` the answers of such a handler are stored with the update's id before they are sent, so that
+    a repeated delivery sends them and runs nothing. That is one write for each answered update.
 
     Example::
 
@@ -56,13 +63,14 @@ class Router:
             ctx.answer("What's your name?")
     """
 
-    def __init__(self, fsm: FSM | None = None, *, send: Send | None = None) -> None:
+    def __init__(self, fsm: FSM | None = None, *, send: Send | None = None, remember: Remember = "changes") -> None:
         if fsm is not None and not isinstance(fsm, FSM):
             raise InvalidOption(f"Router(fsm) takes an FSM, got {fsm!r}")
         if send is not None and not callable(send):
             raise InvalidOption(f"Router(send=...) takes a function of a call, got {send!r}")
         self.fsm: FSM | None = fsm
         self.send: Send | None = send
+        self.remember: Remember = _checked_remember(remember)
         if fsm is not None and fsm.send is None:
             # The calls of timers are sent the same way.
             fsm.send = send
@@ -71,22 +79,25 @@ class Router:
         self._error_handlers: list[ErrorHandler] = []
         self._scope: tuple[Filter, ...] = ()
 
-    def on(self, *filters: Filter | Condition, attempts: int = 1) -> Callable[[H], H]:
+    def on(self, *filters: Filter | Condition, attempts: int = 1, remember: Remember | None = None) -> Callable[[H], H]:
         """Decorate a handler, ``async def handler(ctx)``, for updates that match all these filters.
 
         A ``def`` handler runs in a thread. ``attempts``: how often a handler that raises is called, with a rollback and
-        a short pause in between, while the conversation stays claimed.
+        a short pause in between, while the conversation stays claimed. ``remember``: as that of the router, for this
+        handler.
         """
         chosen = self._checked(filters)
         if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 1:
             raise InvalidOption(f"attempts must be a number of at least 1, got {attempts!r}")
+        remembered = self.remember if remember is None else _checked_remember(remember)
 
         def register(handler: H) -> H:
             if not callable(handler):
                 raise InvalidOption(f"@router.on(...) decorates a function of the context, got {handler!r}")
             _check_function(handler, "ctx")
             self._warn_if_unreachable(getattr(handler, "__name__", repr(handler)))
-            self._routes.append((self._scope + chosen, Route(handler, attempts, inspect.iscoroutinefunction(handler))))
+            route = Route(handler, attempts, inspect.iscoroutinefunction(handler), remembered)
+            self._routes.append((self._scope + chosen, route))
             return handler
 
         return register
@@ -107,7 +118,7 @@ class Router:
 
     def scope(self, *filters: Filter | Condition) -> Router:
         """Return a router whose handlers have these filters too. They keep their order among this router's handlers."""
-        inner = Router(self.fsm, send=self.send)
+        inner = Router(self.fsm, send=self.send, remember=self.remember)
         inner._scope = self._scope + self._checked(filters)
         inner._routes, inner._error_handlers = self._routes, self._error_handlers
         return inner
@@ -177,6 +188,7 @@ class Router:
                     found, on_error = self._find(ctx)
                     if found is None:
                         return
+                    conversation.remembers_answers = found.remember == "answers"
                 if found.is_async:
                     await found.handler(ctx)
                 else:
@@ -260,6 +272,12 @@ class Router:
                 stacklevel=3,
             )
         return filters
+
+
+def _checked_remember(remember: Remember) -> Remember:
+    if remember not in ("changes", "answers"):
+        raise InvalidOption(f'remember must be "changes" or "answers", got {remember!r}')
+    return remember
 
 
 def _check_function(handler: Callable[..., Any], *arguments: str) -> None:
