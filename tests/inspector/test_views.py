@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any, TypedDict
 
 import httpx
 import pytest
 
-from stepwell import MemoryStorage
+from stepwell import MemoryStorage, Secret, record_type
+from stepwell.fsm import FSM, Flow, state
 from stepwell.inspector import reading, subject, views
 from stepwell.inspector.flows import KnownFlows
 from stepwell.inspector.subject import Subject
+from stepwell.nodes import Node, NodeFlow, RunFailed
 from stepwell.operate.counts import AllCounts, all_counts
 from stepwell.operate.masking import MASK
 from stepwell.operate.records import Count
@@ -239,6 +243,108 @@ async def test_a_record_is_shown_with_its_secrets_masked(storage: Storage, brows
     assert sorted(found["tags"]) == ["chat:42", "user:42"]
     assert found["deadline"] > found["written_at"]
     assert found["version"]
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("records", "password=hunter2"),
+        ("records", "password=wrong"),
+        ("records", "deep.api_key=sk-1"),
+        ("records", 'deep={"api_key": "sk-1"}'),
+        ("records", "deep=1"),
+        ("runs", "api_key=sk-1"),
+        ("runs", "nobody.api_key=sk-1"),
+        ("runs", 'deep={"token": "sk-1"}'),
+    ],
+)
+async def test_a_search_for_a_masked_field_is_refused(storage: Storage, browse: Browser, name: str, field: str) -> None:
+    client = await browse(app_of(storage, allow_write=False))
+    answer = await client.get(f"/api/{name}", params={"bot": "shop", "field": field})
+    if field == "deep=1":
+        assert answer.status_code == 200
+    else:
+        assert answer.status_code == 400
+        assert f"'{field.partition('=')[0]}' has a secret, which is masked here" in answer.json()["error"]
+
+
+class Payment(TypedDict):
+    """The data of a flow with a field that only its type marks."""
+
+    account: Annotated[str, Secret]
+    deep: dict[str, Any]
+
+
+class Pay(Flow, name="views_pay", data=Payment):
+    """A flow with marked data."""
+
+    asked = state()
+    default_state = asked
+
+
+@record_type(name="views.Card")
+@dataclass
+class Card:
+    """A class whose field is marked."""
+
+    number: Annotated[str, Secret]
+    month: int = 1
+
+
+async def test_a_search_for_a_field_that_a_type_marks_is_refused(storage: Storage, browse: Browser) -> None:
+    async with FSM("pay", storage=storage, flows=[Pay], run_timers=False).conversation(key=1) as ctx:
+        ctx.start_flow(Pay)
+        ctx.update_data(account="DE1", deep={"card": Card("4111")})
+    client = await browse(app_of(storage))
+
+    async def rows(field: str) -> Any:
+        answer = await client.get("/api/records", params={"bot": "pay", "field": field})
+        return len(answer.json()["records"]["rows"]) if answer.status_code == 200 else answer.json()["error"]
+
+    for field in ("account=DE1", "account=DE2", "deep.card.number=4111", "deep.card.number=5"):
+        assert "has a secret, which is masked here" in await rows(field)
+    whole = '{"card": {"$record": ["views.Card", {"number": "4111", "month": 1}]}}'
+    assert await rows(f"deep={whole}") == "'deep' has a secret, which is masked here and cannot be searched for; " + (
+        "search by another field, or with stepwell find or stepwell runs --field, which need the URL of the storage"
+    )
+    assert await rows("deep.card.month=1") == 1
+
+
+class Leak(Node):
+    """Fails with an error that quotes secrets."""
+
+    def exec(self, prep_res: Any) -> None:
+        raise RuntimeError(
+            "cannot connect to postgresql://shop:s3cret@p@ss@db.example/shop with token 123456789:AAHdqTcvCH1vGWJxfS "
+            "and {'api_key': 'k-quoted', \"password\": \"two words\"}, password=plain; the card is 4111-2222; "
+            "see http://localhost:8080/help for user@example.com"
+        )
+
+
+async def test_secrets_in_the_errors_of_runs_are_masked(storage: Storage, browse: Browser) -> None:
+    flow = NodeFlow(Leak(), name="leaking")
+    with pytest.raises((RuntimeError, RunFailed)):
+        await flow.run({"deep": {"card_number": "4111-2222"}}, storage=storage, flow_id="leak-1", keep=True)
+    waiting = NodeFlow(Leak(), name="leaking")
+    await waiting.submit({}, storage=storage, flow_id="leak-2")
+    await waiting.cancel("leak-2", "redis://:s3cret@host is away", storage=storage)
+    client = await browse(app_of(storage))
+    for name, params in (
+        ("run", {"id": "leak-1"}),
+        ("runs", {"status": "failed"}),
+        ("run", {"id": "leak-2"}),
+        ("runs", {"id": "leak-1"}),
+        ("runs", {"status": "cancelled"}),
+    ):
+        text = (await client.get(f"/api/{name}", params=params)).text
+        shown = json.dumps(json.loads(text), ensure_ascii=False)
+        assert MASK in shown
+        secrets = ("s3cret", "p@ss", "AAHdq", "k-quoted", "two words", "plain", "4111-2222")
+        assert [each for each in secrets if each in shown] == []
+    error = (await get(client, "run", id="leak-1"))["errors"][0]
+    for text in (error["message"], error["traceback"]):
+        assert f"postgresql://shop:{MASK}@db.example/shop with token {MASK} and" in text
+        assert "see http://localhost:8080/help for user@example.com" in text
 
 
 async def test_a_run_is_shown_with_errors_waits_progress_and_queue(storage: Storage, browse: Browser) -> None:

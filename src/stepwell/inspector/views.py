@@ -17,6 +17,7 @@ from stepwell.operate.record import Missing, RecordView, read, resolve, show_at,
 from stepwell.operate.records import RecordFilter, bots, check_bot, listed, timers
 from stepwell.operate.run_list import OPEN, DamagedRun, RunFilter, check_status, listed_runs
 from stepwell.operate.runs import reason_of, record_of_run, shared_of, show_run, shown_value
+from stepwell.operate.search import check_searchable
 from stepwell.storage import ANY, Storage
 from stepwell.web.display import as_json
 
@@ -115,7 +116,8 @@ async def records(subject: Subject, params: Params) -> dict[str, Any]:
         state=params["state"] or None if "state" in params else ANY,
         tags=(*tags, *([params["tag"]] if params.get("tag") else [])),
         older_than=_number(params, "older") if params.get("older") else None,
-        fields=dict([searched_field(params["field"])]) if params.get("field") else None,
+        fields=_fields(params),
+        masked=True,
         damaged=params.get("damaged") == "1",
     )
     found: list[RecordView] = []
@@ -145,6 +147,15 @@ def _limited(page: dict[str, Any]) -> Callable[[int], None]:
         is_late = time.monotonic() >= end
 
     return on_look
+
+
+def _fields(params: Params) -> dict[str, Any] | None:
+    """Return the field and value that are searched for; raise ``InvalidOption`` if they are masked."""
+    if not params.get("field"):
+        return None
+    fields = dict([searched_field(params["field"])])
+    check_searchable(fields)
+    return fields
 
 
 def _number(params: Params, name: str) -> int:
@@ -192,7 +203,8 @@ async def runs(subject: Subject, params: Params) -> dict[str, Any]:
         node=params.get("node") or None,
         tags=(params["tag"],) if params.get("tag") else (),
         older_than=_number(params, "older") if params.get("older") else None,
-        fields=dict([searched_field(params["field"])]) if params.get("field") else None,
+        fields=_fields(params),
+        masked=True,
     )
     found: list[Run | DamagedRun] = []
     read_to: list[str] = []

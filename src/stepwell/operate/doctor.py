@@ -30,7 +30,7 @@ from stepwell.operate.processes import ProcessView, processes
 from stepwell.operate.record import errors_of, view
 from stepwell.operate.records import bots, timers
 from stepwell.operate.run_list import OPEN
-from stepwell.operate.runs import reason_of
+from stepwell.operate.runs import masked_run, reason_of
 from stepwell.operate.search import PAGE, pages
 from stepwell.record import QUARANTINE, RUNS, Address, Stored
 from stepwell.storage import Storage
@@ -272,7 +272,7 @@ async def _runs(storage: Storage, known: Collection[str], limit: int | None) -> 
         yield finding
     for status, runs in found.items():
         if runs:
-            first = runs[0]
+            first = masked_run(runs[0])
             yield Finding(
                 "runs",
                 "warn",

@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection
-from itertools import pairwise
+from collections.abc import Collection, Iterator
 from typing import Any, Final
 
+from stepwell._secrets import MASK, is_secret, masked_text
 from stepwell.codec.secret import secret_fields
 from stepwell.codec.types import class_of
 
-__all__ = ["MASK", "is_secret", "masked", "masked_field", "masked_fields"]
+__all__ = ["MASK", "hidden_texts", "is_secret", "masked", "masked_field", "masked_fields", "masked_text"]
 
-MASK: Final = "•••"
-_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-_SECRET = frozenset(
-    {
-        "apikey", "authorization", "cookie", "credential", "credentials", "cvc", "cvv", "iban", "otp", "passphrase",
-        "passwd", "password", "passwords", "pin", "pwd", "secret", "secrets", "token", "tokens",
-    }
-)  # fmt: skip
-_SECRET_PAIRS = frozenset({("api", "key"), ("access", "key"), ("private", "key"), ("card", "number")})
 #: The attribute of a registered class that marks it as a whole.
 MARKER: Final = "__stepwell_secret__"
-
-
-def is_secret(name: str) -> bool:
-    """Return whether a field of this name probably holds a secret: ``api_key``, ``dbPassword``, ``PIN``."""
-    words = [word.lower() for word in _WORDS.findall(name)]
-    return bool(_SECRET & set(words)) or any(pair in _SECRET_PAIRS for pair in pairwise(words))
 
 
 def masked(tree: Any) -> Any:
@@ -60,6 +44,26 @@ def masked_field(name: Any, value: Any, marked: Collection[str] = ()) -> Any:
     if value is not None and isinstance(name, str) and (name in marked or is_secret(name)):
         return MASK
     return masked(value)
+
+
+def hidden_texts(tree: Any, shown: Any) -> Iterator[str]:
+    """Yield the texts and numbers of a decoded value that its masked copy ``shown`` does not have."""
+    if shown == MASK:
+        yield from _leaves(tree)
+    elif isinstance(tree, dict):
+        for name, value in tree.items():
+            yield from hidden_texts(value, shown[name])
+    elif isinstance(tree, list):
+        for value, copy in zip(tree, shown, strict=True):
+            yield from hidden_texts(value, copy)
+
+
+def _leaves(tree: Any) -> Iterator[str]:
+    if isinstance(tree, dict | list):
+        for value in tree.values() if isinstance(tree, dict) else tree:
+            yield from _leaves(value)
+    elif isinstance(tree, str | int | float) and not isinstance(tree, bool):
+        yield str(tree)
 
 
 def _of_class(tag: str, name: str, inside: Any) -> Any:

@@ -25,6 +25,7 @@ __all__ = [
     "RecordView",
     "addresses_of",
     "errors_of",
+    "marked_fields",
     "parsed_version",
     "read",
     "resolve",
@@ -205,6 +206,15 @@ def view(storage: Storage, address: Address, stored: Stored) -> RecordView:
         unsent=len(place.outbox),
         damage=tuple(damage),
     )
+
+
+def marked_fields(storage: Storage, address: Address, stored: Stored) -> frozenset[str]:
+    """Return the fields of a record that the type of its flow marks as secret; of any flow if its own is unreadable."""
+    try:
+        flow = storage.seal(address).open_head(stored.head).flow
+    except StoredDataError:
+        flow = None
+    return secret_fields_of("flow", flow)
 
 
 def errors_of(storage: Storage, address: Address, stored: Stored) -> list[StepwellError]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from stepwell.codec import decode_key, decode_namespace, encode_namespace
 from stepwell.errors import StepwellError, StoredDataError
-from stepwell.operate.record import RecordView, view
+from stepwell.operate.record import RecordView, marked_fields, view
 from stepwell.operate.search import PAGE, matches, pages, written_before
 from stepwell.record import LOGS, ReservedNamespace, Stored
 from stepwell.storage import ANY, Storage
@@ -64,6 +64,8 @@ class RecordFilter:
     older_than: float | None = None
     #: Data fields and their values as JSON of the codec. A name may be a path: ``address.city``.
     fields: Mapping[str, Any] | None = None
+    #: Whether fields are compared as they are shown, with secrets masked. A path to a secret is then refused.
+    masked: bool = False
     #: Only records that cannot be read.
     damaged: bool = False
 
@@ -152,7 +154,8 @@ async def listed(
     async for page in pages(storage, query, after):
         for address, stored in page:
             looked += 1
-            if matches(storage, address, stored, tags=wanted.tags, before=before, fields=wanted.fields):
+            hidden = marked_fields(storage, address, stored) if wanted.masked and wanted.fields else None
+            if matches(storage, address, stored, tags=wanted.tags, before=before, fields=wanted.fields, hidden=hidden):
                 shown = view(storage, address, stored)
                 if not wanted.damaged or shown.damage:
                     yield Listed(shown, looked)

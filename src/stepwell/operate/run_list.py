@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, get_args
 
@@ -12,6 +12,7 @@ from stepwell.errors import InvalidOption, StoredDataError
 from stepwell.nodes.engine import monitor
 from stepwell.nodes.engine.monitor import Run, Status
 from stepwell.nodes.engine.run_format import FINAL
+from stepwell.operate.runs import masked_run, secrets_of
 from stepwell.operate.search import matches, pages, written_before
 from stepwell.record import RUNS, Address, Stored
 from stepwell.storage import Entry, Storage
@@ -66,6 +67,8 @@ class RunFilter:
     older_than: float | None = None
     #: Fields of the shared state and their values as JSON of the codec. A name may be a path: ``address.city``.
     fields: Mapping[str, Any] | None = None
+    #: Whether fields are compared as they are shown, with secrets masked. A path to a secret is then refused.
+    masked: bool = False
 
 
 def check_status(status: str) -> str:
@@ -96,6 +99,7 @@ async def listed_runs(
         if status not in sections or not key:
             raise InvalidOption(f"{after!r} is not a position in this list; start from its beginning")
     before = written_before(storage, wanted.older_than)
+    hidden: Collection[str] | None = () if wanted.masked else None
     namespace, tag = encode_namespace(RUNS, storage.limits), wanted.tags[0] if wanted.tags else None
     seen: set[str] = set()
     looked = 0
@@ -108,7 +112,9 @@ async def listed_runs(
                     continue
                 seen.add(address.key)
                 looked += 1
-                if matches(storage, address, stored, tags=wanted.tags, before=before, fields=wanted.fields):
+                if matches(
+                    storage, address, stored, tags=wanted.tags, before=before, fields=wanted.fields, hidden=hidden
+                ):
                     run = _read(storage, address, stored)
                     if isinstance(run, DamagedRun) or (run is not None and _is_wanted(run, wanted)):
                         yield ListedRun(run, looked, f"{section}/{address.key}")
@@ -127,9 +133,12 @@ def _is_wanted(run: Run, wanted: RunFilter) -> bool:
 
 def _read(storage: Storage, address: Address, stored: Stored) -> Run | DamagedRun | None:
     try:
-        return monitor.run_of(Entry(address, stored, storage.seal(address)))
+        run = monitor.run_of(Entry(address, stored, storage.seal(address)))
     except StoredDataError as error:
         return DamagedRun(str(decode_key(address.key)), str(error))
+    if run is None or not (run.errors or run.reason):
+        return run
+    return masked_run(run, secrets_of(storage, address, stored))
 
 
 async def run_counts(storage: Storage, *, limit: int) -> tuple[list[RunCount], bool]:

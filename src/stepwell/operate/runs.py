@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from stepwell.codec.json import MalformedJSON, from_json
@@ -13,9 +15,9 @@ from stepwell.nodes.engine.ids import flow_of_wait
 from stepwell.nodes.engine.monitor import OpenWait, Run
 from stepwell.nodes.engine.run_format import FINAL, table_of
 from stepwell.operate.log import log_write
-from stepwell.operate.masking import masked, masked_field
+from stepwell.operate.masking import hidden_texts, masked, masked_field, masked_text
 from stepwell.operate.record import version_text
-from stepwell.record import RUNS, Limits, Stored
+from stepwell.record import RUNS, Address, Limits, Stored
 from stepwell.storage import Storage
 from stepwell.storage.operations import Get
 
@@ -25,10 +27,12 @@ __all__ = [
     "answer",
     "cancel",
     "check_unchanged",
+    "masked_run",
     "pause",
     "reason_of",
     "record_of_run",
     "retry",
+    "secrets_of",
     "shared_of",
     "show_run",
     "shown_value",
@@ -61,8 +65,43 @@ class RunRecord(NamedTuple):
 
 
 async def show_run(storage: Storage, given: str) -> Run:
-    """Return a run by its id or by the id of one of its waits; raise ``UnknownRun`` if there is none."""
-    return await monitor.status(storage, flow_of_wait(given) or given)
+    """Return a run by its id or by the id of one of its waits, with masked errors; raise ``UnknownRun``."""
+    flow_id = flow_of_wait(given) or given
+    run = await monitor.status(storage, flow_id)
+    address = storage.address(RUNS, flow_id)
+    stored: Stored | None = await storage.perform(Get(address)) if run.errors or run.reason else None
+    return masked_run(run, () if stored is None else secrets_of(storage, address, stored))
+
+
+def masked_run(run: Run, secrets: Iterable[str] = ()) -> Run:
+    """Return a run with the secrets in the texts of its errors masked; ``secrets`` are the values of its own."""
+    if not run.errors and run.reason is None:
+        return run
+    secrets = set(secrets)
+    errors = (
+        each._replace(message=masked_text(each.message, secrets), traceback=masked_text(each.traceback, secrets))
+        for each in run.errors
+    )
+    return replace(run, reason=None if run.reason is None else masked_text(run.reason, secrets), errors=tuple(errors))
+
+
+def secrets_of(storage: Storage, address: Address, stored: Stored) -> set[str]:
+    """Return the texts and numbers in the shared state of a run that are masked."""
+    return {
+        text
+        for name, value in _fields(storage, address, stored)
+        for text in hidden_texts(value, masked_field(name, value))
+    }
+
+
+def _fields(storage: Storage, address: Address, stored: Stored) -> Iterator[tuple[str, Any]]:
+    """Yield the readable fields of the shared state of a run, as JSON of the codec."""
+    seal = storage.seal(address)
+    for name, text in stored.fields.items():
+        try:
+            yield name, from_json(seal.body("f", name, text))
+        except (StepwellError, MalformedJSON):
+            continue
 
 
 def reason_of(run: Run) -> str | None:
@@ -112,15 +151,7 @@ async def shared_of(storage: Storage, flow_id: str) -> dict[str, Any]:
     stored: Stored | None = await storage.perform(Get(address))
     if stored is None:
         raise UnknownRun(flow_id)
-    seal = storage.seal(address)
-    shared: dict[str, Any] = {}
-    for name, text in stored.fields.items():
-        try:
-            value = from_json(seal.body("f", name, text))
-        except (StepwellError, MalformedJSON):
-            continue
-        shared[name] = masked_field(name, value)
-    return shared
+    return {name: masked_field(name, value) for name, value in _fields(storage, address, stored)}
 
 
 def shown_value(value: Any) -> Any:

@@ -1,0 +1,83 @@
+"""Secrets in texts and in refused values: URLs with passwords, tokens, keys, and fields with telling names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Final
+
+__all__ = ["MASK", "is_secret", "masked_text", "shown"]
+
+MASK: Final = "•••"
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_SECRET = frozenset(
+    {
+        "apikey", "authorization", "cookie", "credential", "credentials", "cvc", "cvv", "iban", "otp", "passphrase",
+        "passwd", "password", "passwords", "pin", "pwd", "secret", "secrets", "token", "tokens",
+    }
+)  # fmt: skip
+_SECRET_PAIRS = frozenset({("api", "key"), ("access", "key"), ("private", "key"), ("card", "number")})
+
+#: Tokens by their form: of a bot, of the usual services, and JSON web tokens.
+_TOKEN = re.compile(
+    r"(?<![A-Za-z0-9])\d{5,}:[A-Za-z0-9_-]{10,}"
+    r"|(?<![A-Za-z0-9])(?:sk|pk|rk|whsec|gh[opsu]|github_pat|glpat|xox[abprs]|AKIA)[-_]?[A-Za-z0-9][A-Za-z0-9_-]{7,}"
+    r"|(?<![A-Za-z0-9])eyJ[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]+)*"
+)
+#: A long text that may be random, such as a key for encryption. In a longer text it may be the path of a file.
+_RANDOM = re.compile(r"[A-Za-z0-9+/_-]{32,}={0,2}")
+#: A value with credentials or with bytes, which may be a key.
+_LIKELY = re.compile(r"""[A-Za-z][A-Za-z0-9+.-]*://|[^\s:/'"]*:[^\s@]+@|\bb'[^']|\bb"[^"]""")
+#: The password in a URL, which may have special characters. A port and a path are none.
+_PASSWORD = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^\s:/@'\"]*):(?!\d+/)\S+@")
+#: ``name=value``, ``name: value`` and ``"name": "value"``.
+_FIELD = re.compile(
+    r"""\b([A-Za-z_][\w-]*)(["']?\s*[=:]\s*)"""
+    r"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|(?:(?:Bearer|Basic)\s+)?[^\s,;&'")}\]]+)"""
+)
+#: The shortest value of a masked field that is searched for in a text: a shorter one is part of other words.
+_SHORTEST = 4
+
+
+def is_secret(name: str) -> bool:
+    """Return whether a field of this name probably holds a secret: ``api_key``, ``dbPassword``, ``PIN``."""
+    words = [word.lower() for word in _WORDS.findall(name)]
+    return bool(_SECRET & set(words)) or any(pair in _SECRET_PAIRS for pair in pairwise(words))
+
+
+def masked_text(text: str, values: Iterable[str] = ()) -> str:
+    """Return a text with its secrets masked: passwords of URLs, tokens, fields with telling names, and ``values``."""
+    for value in sorted(values, key=len, reverse=True):
+        if len(value) >= _SHORTEST:
+            text = text.replace(value, MASK)
+    text = _PASSWORD.sub(rf"\1:{MASK}@", text)
+    text = _FIELD.sub(lambda found: found[1] + found[2] + MASK if is_secret(found[1]) else found[0], text)
+    return _TOKEN.sub(MASK, text)
+
+
+def shown(value: object) -> str:
+    """Return a refused value for an error: its ``repr``, or its type and length if it looks like a URL or a token.
+
+    A secret that is passed in the place of another argument must not reach a log.
+    """
+    text = repr(value)
+    if not (isinstance(value, bytes | bytearray | memoryview) or _is_likely(text)):
+        return text
+    kind = type(value).__name__
+    if isinstance(value, str):
+        return f"a {kind} of {len(value)} characters"
+    try:
+        return f"a {kind} of length {len(value)}"  # type: ignore[arg-type]
+    except TypeError:
+        return f"a {kind}"
+
+
+def _is_likely(text: str) -> bool:
+    if _LIKELY.search(text) or _TOKEN.search(text):
+        return True
+    return any(_is_mixed(found[0]) for found in _RANDOM.finditer(text))
+
+
+def _is_mixed(text: str) -> bool:
+    return all(any(map(is_one, text)) for is_one in (str.isdigit, str.isupper, str.islower))
