@@ -18,7 +18,7 @@ from stepwell.errors import (
     TooLarge,
     UnknownRun,
 )
-from stepwell.nodes import BatchNode, Node, NodeFlow, Sleep, StoredRun, Wait, linear, parallel, worker
+from stepwell.nodes import BatchNode, Event, Node, NodeFlow, Run, Sleep, StoredRun, Wait, linear, parallel, worker
 from stepwell.record import RUNS
 from stepwell.testing import Clock
 from tests.backends import Backend
@@ -243,3 +243,54 @@ async def test_runs_are_cancelled_paused_and_signalled_while_they_run_and_wait(s
     await flow.signal("s", "go", 1)
     assert (await flow.status("s")).status == "paused"
     assert await flow.resume("s") == {"x": 1}
+
+
+async def test_a_worker_logs_the_message_of_a_failed_run_and_calls_on_failed_with_it(
+    storage: Storage, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[Run] = []
+
+    async def tell(run: Run) -> None:
+        await asyncio.sleep(0)
+        told.append(run)
+
+    flow = linear(Say([], "a", fails=[Boom("no\nluck")]), name="f", storage=storage)
+    async with worker([flow], on_failed=tell, on_stuck=tell):
+        await flow.submit(flow_id="r")
+        async with asyncio.timeout(30):
+            while not told:
+                await asyncio.sleep(0.01)
+    assert [(run.flow_id, run.status, run.errors[0].message) for run in told] == [("r", "failed", "no\nluck")]
+    assert "run 'r' failed with Boom: no luck; see flow.status()" in caplog.text
+
+
+async def test_a_run_that_becomes_stuck_is_logged_and_emits_an_event_and_a_worker_calls_on_stuck(
+    storage: Storage, caplog: pytest.LogCaptureFixture
+) -> None:
+    events: list[Event] = []
+    told: list[Run] = []
+    await parked(linear(Sleep(0.01, name="nap"), Say([], "a"), name="naps", storage=storage).run(flow_id="r"))
+    flow = linear(Say([], "a"), name="naps", storage=storage)
+    flow.subscribe(events.append)
+    async with worker([flow], on_failed=told.append, on_stuck=told.append):
+        async with asyncio.timeout(30):
+            while not told:
+                await asyncio.sleep(0.01)
+    reason = "it sleeps at 'nap', which is not a node of the flow any more"
+    assert [(run.flow_id, run.status, run.reason) for run in told] == [("r", "stuck", reason)]
+    assert [(event.kind, event.flow_id, event.duration) for event in events] == [("run.stuck", "r", None)]
+    assert isinstance(events[0].error, FlowChanged)
+    assert f"run 'r' of flow 'naps' is stuck: {reason}" in caplog.text
+
+
+async def test_an_error_of_on_failed_is_logged_and_the_worker_goes_on(
+    storage: Storage, caplog: pytest.LogCaptureFixture
+) -> None:
+    def tell(run: Run) -> None:
+        raise ValueError(run.flow_id)
+
+    flow = linear(Say([], "a", fails=[Boom("no luck")]), name="f", storage=storage)
+    async with worker([flow], on_failed=tell, concurrency=1):
+        await flow.submit(flow_id="r")
+        assert await (await flow.submit(flow_id="s")).result(timeout=30) == {"said": ["a"]}
+    assert "on_failed= of the worker failed for run 'r'" in caplog.text

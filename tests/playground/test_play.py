@@ -498,6 +498,10 @@ def test_a_run_is_followed_from_its_start_to_its_end() -> None:
         "inner/deep", "inner", ["one", "inner"], None,
     )  # fmt: skip
     assert event("run.failed", error="ValueError")["error"] == "ValueError"
+    assert (event("run.stuck", error="FlowChanged")["status"], runs.json()["runs"][0]["error"]) == (
+        "stuck",
+        "FlowChanged",
+    )
     assert event("run.started")["error"] is None
     assert event("run.parked")["status"] == "waiting"
     runs.question({"id": "f-1", "node": "one", "question": "Well?", "deadline": None})

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import logging
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from stepwell.codec import decode_key
@@ -26,6 +27,7 @@ from stepwell.errors import (
 from stepwell.nodes.dispatcher import Dispatcher, RunSource
 from stepwell.nodes.engine import partitions, runs
 from stepwell.nodes.engine.base_flow import BaseFlow
+from stepwell.nodes.engine.error_text import summary_of
 from stepwell.nodes.engine.execution import check_concurrency
 from stepwell.nodes.engine.options import common_storage
 from stepwell.nodes.engine.schedules import Ticker
@@ -38,9 +40,14 @@ from stepwell.storage.state_storage import is_configured
 
 if TYPE_CHECKING:
     from stepwell.nodes.engine.execution import Execution
+    from stepwell.nodes.engine.monitor import Run
     from stepwell.nodes.engine.plan import Program
+    from stepwell.nodes.engine.run_format import Status
     from stepwell.nodes.flow import NodeFlow
     from stepwell.storage import Storage
+
+    #: Called with a run that has failed or is stuck.
+    RunCallback = Callable[[Run], Awaitable[object] | object]
 
 __all__ = ["worker"]
 
@@ -68,6 +75,9 @@ class RunWorker:
     :param limits: limits of single flows, such as ``{"mails": Limit(concurrency=5, rate=(100, 60))}``.
     :param schedules: :func:`every` and :func:`cron`. They are written to the storage, and each tick runs once among all
         workers. All schedules of these flows in the storage run, until :meth:`Schedules.remove` removes them.
+    :param on_failed: a ``def`` or ``async def`` that is called with the :class:`Run` after a run of this worker has
+        failed. It is called once; a process that is killed just then does not call it. Its errors are logged.
+    :param on_stuck: the same for a run that this worker has found to be stuck.
 
     Example::
 
@@ -84,8 +94,14 @@ class RunWorker:
         concurrency: int = 32,
         limits: Mapping[str | NodeFlow, Limit] | None = None,
         schedules: Iterable[Schedule] = (),
+        on_failed: RunCallback | None = None,
+        on_stuck: RunCallback | None = None,
     ) -> None:
         check_concurrency(concurrency)
+        for name, callback in {"on_failed": on_failed, "on_stuck": on_stuck}.items():
+            if callback is not None and not callable(callback):
+                raise InvalidOption(f"{name}={callback!r}: give a function that takes the run, or None")
+        self._on_failed, self._on_stuck = on_failed, on_stuck
         known = _checked_flows(flows)
         self._flows = {flow._title(): flow for flow in known}
         named = limits_by_name(limits, self._flows)
@@ -185,26 +201,42 @@ class RunWorker:
                 source.pauses.add(address)
             return
         except (FlowChanged, StoredDataError) as failure:
-            logger.warning("run %r could not be resumed here: %s", flow_id, failure)
             if isinstance(failure, FlowChanged) and failure.stuck:
                 # It has neither a deadline nor a queue, so no worker finds it again.
                 source.pauses.remove(address)
-            else:
-                source.pauses.add(address, FOREIGN_PAUSES)
+                await self._tell(self._on_stuck, flow, flow_id, "stuck")
+                return
+            logger.warning("run %r could not be resumed here: %s", flow_id, failure)
+            source.pauses.add(address, FOREIGN_PAUSES)
             return
-        except RunStuck as stuck:
-            logger.warning("%s", stuck)
+        except RunStuck:
+            await self._tell(self._on_stuck, flow, flow_id, "stuck")
         except (Conflict, StorageError) as failure:
             logger.warning("run %r could not be resumed here: %s", flow_id, failure)
             source.pauses.add(address)
             return
         except Exception as error:  # noqa: BLE001 - the record of the run has the error
-            logger.warning("run %r failed with %s; see flow.status()", flow_id, type(error).__name__)
+            logger.warning("run %r failed with %s; see flow.status()", flow_id, summary_of(error))
             source.pauses.add(address)
             self._ended, self._failed = self._ended + 1, self._failed + 1
+            await self._tell(self._on_failed, flow, flow_id, "failed")
             return
         self._ended += 1
         source.pauses.remove(address)
+
+    async def _tell(self, callback: RunCallback | None, flow: NodeFlow, flow_id: str, status: Status) -> None:
+        """Call a callback with a run, if it has this status. Best effort: errors are logged, not raised."""
+        if callback is None:
+            return
+        try:
+            run = await flow.status(flow_id, storage=self._storage)
+            # The storage may have been unavailable when the error was to be stored.
+            if run.status == status:
+                result = callback(run)
+                if inspect.isawaitable(result):
+                    await result
+        except Exception:
+            logger.exception("on_%s= of the worker failed for run %r", status, flow_id)
 
     async def _repair(self) -> None:
         """Start the next run of partitions that a killed process has left without one."""

@@ -14,6 +14,7 @@ _STATUS = {
     "run.failed": "failed",
     "run.parked": "waiting",
     "run.cancelled": "cancelled",
+    "run.stuck": "stuck",
 }
 
 
@@ -46,7 +47,7 @@ class Runs:
                 run.update(question=None, deadline=None, error=None)
             elif kind == "run.finished":
                 run.update(node=None, at=None, progress=None)
-            elif kind in ("run.failed", "run.cancelled"):
+            elif kind in ("run.failed", "run.cancelled", "run.stuck"):
                 run["error"] = report["error"]
             return f"{report['flow']}: {run['status']}" + (f" at {run['node']}" if run["node"] else "")
         if kind == "node.started":

@@ -6,7 +6,7 @@ import traceback
 from itertools import islice
 from pathlib import Path
 
-__all__ = ["message_of", "traceback_of"]
+__all__ = ["message_of", "summary_of", "traceback_of"]
 
 #: The most characters of an error's message, and of its traceback.
 MESSAGE, TRACEBACK = 500, 4000
@@ -23,6 +23,11 @@ def message_of(error: BaseException) -> str:
     except Exception:  # noqa: BLE001 - __str__ may raise; the type is stored in any case
         return ""
     return _storable(text[:MESSAGE])
+
+
+def summary_of(error: BaseException) -> str:
+    """Return the type of an error and its message, in one line."""
+    return f"{type(error).__name__}: {' '.join(message_of(error).split())}".rstrip(": ")
 
 
 def traceback_of(error: BaseException) -> str:

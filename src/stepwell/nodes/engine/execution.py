@@ -19,7 +19,7 @@ __all__ = ["Emit", "EventKind", "Execution", "Limiter", "check_concurrency"]
 
 
 EventKind = (
-    Literal["run.started", "run.finished", "run.failed", "run.parked", "run.cancelled"]
+    Literal["run.started", "run.finished", "run.failed", "run.parked", "run.cancelled", "run.stuck"]
     | Literal["node.started", "node.retried", "node.progress", "node.finished", "node.failed"]
     | Literal["item.started", "item.retried", "item.finished", "item.failed"]
 )
@@ -85,7 +85,7 @@ class Execution:
     def end(self, kind: EventKind, *, error: BaseException | None = None, parked: Parked | None = None) -> None:
         """Emit the last event of the run."""
         if self.emit is not None:
-            self.emit(kind, Cursor(self, self.program.root.path), began=self.began, error=error, parked=parked)
+            self.emit(kind, Cursor(self, self.program.root.path), began=self.began or None, error=error, parked=parked)
 
     async def sleep(self, seconds: float) -> None:
         if self.without_loop:

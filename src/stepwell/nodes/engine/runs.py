@@ -213,11 +213,11 @@ async def _continue(
     journal = Journal(slot, program, flow._title(), flow_id, dict(slot.data))
     if table.get("before", table["status"]) == "queued":
         return await _take(journal, table, value, new_execution, by_worker=by_worker)
-    async with _quarantine(slot), _mark_stuck(journal):
+    async with _quarantine(slot), _mark_stuck(journal, new_execution):
         params = await load(journal)
     await _obey(journal, by_worker)
     if table["status"] == "running" and not table.get("interrupted") and not survivors.returned(journal):
-        await _count_recovery(flow, journal, table.get("recoveries", 0) + 1)
+        await _count_recovery(flow, journal, table.get("recoveries", 0) + 1, new_execution)
     if wait_id is not None:
         waits.check_wait(journal, wait_id)
     waits.deliver(journal)
@@ -263,7 +263,7 @@ async def _take(
     """Start a queued run."""
     if value is not ...:
         raise UsageError(f"run {journal.flow_id!r} is queued and waits for no answer")
-    async with _quarantine(journal.slot), _mark_stuck(journal):
+    async with _quarantine(journal.slot), _mark_stuck(journal, new_execution):
         params = await load_queued(journal, table)
     if "parent" in table and await children.is_cancelled(journal.slot.storage, table["parent"]):
         # It was submitted while its parent was cancelled.
@@ -288,26 +288,33 @@ async def _obey(journal: Journal, by_worker: bool) -> None:
         raise RunPaused(journal.flow_id, journal.positions[""])
 
 
-async def _count_recovery(flow: BaseFlow, journal: Journal, recoveries: int) -> None:
+async def _count_recovery(flow: BaseFlow, journal: Journal, recoveries: int, new_execution: NewExecution) -> None:
     """Count that the runner of a run has died; raise ``RunStuck`` if that was too often."""
     journal.recoveries = recoveries
     if recoveries > flow.max_recoveries:
         reason = f"its runner died {recoveries} times at node {journal.positions['']!r}"
-        await journal.stick(reason)
-        await release(journal)
-        raise RunStuck(journal.flow_id, reason)
+        stuck = RunStuck(journal.flow_id, reason)
+        await _stick(journal, reason, stuck, new_execution)
+        raise stuck
 
 
 @asynccontextmanager
-async def _mark_stuck(journal: Journal) -> AsyncIterator[None]:
+async def _mark_stuck(journal: Journal, new_execution: NewExecution) -> AsyncIterator[None]:
     """Commit that a run is stuck if it turns out not to fit the flow any more."""
     try:
         yield
     except FlowChanged as changed:
         if changed.stuck:
-            await journal.stick("; ".join(changed.differences))
-            await release(journal)
+            await _stick(journal, "; ".join(changed.differences), changed, new_execution)
         raise
+
+
+async def _stick(journal: Journal, reason: str, error: FlowChanged | RunStuck, new_execution: NewExecution) -> None:
+    """Commit that a run is stuck, log it, and emit its event."""
+    await journal.stick(reason)
+    await release(journal)
+    logger.warning("run %r of flow %r is stuck: %s", journal.flow_id, journal.flow, reason)
+    new_execution(journal.program, journal.flow_id).end("run.stuck", error=error)
 
 
 @asynccontextmanager

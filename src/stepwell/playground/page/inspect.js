@@ -128,7 +128,7 @@ export function renderRuns(app) {
   byId("run-title").textContent = run.flow;
   tabs(byId("run-tabs"), runs.slice(0, 6).map((each) => ({ id: each.id, on: each === run, kind: "run" })), (id) => { app.chosenRun = id; app.render(); });
   const { progress } = run;
-  const words = { running: `running${run.node ? ` ${run.node}` : ""}`, waiting: run.question !== null ? "waiting for an answer" : "waiting", finished: "finished", cancelled: "cancelled", failed: `failed: ${run.error}` };
+  const words = { running: `running${run.node ? ` ${run.node}` : ""}`, waiting: run.question !== null ? "waiting for an answer" : "waiting", finished: "finished", cancelled: "cancelled", failed: `failed: ${run.error}`, stuck: `stuck: ${run.error}` };
   byId("run-state").replaceChildren(
     el("span", {}, el("b", { class: run.status === "failed" ? "bad" : "" }, words[run.status])),
     run.question !== null ? el("q", { class: "question" }, typeof run.question === "string" ? run.question : JSON.stringify(run.question)) : "",
