@@ -9,16 +9,33 @@ import importlib.util
 import inspect
 import os
 import sys
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
 from urllib.parse import quote
 
 from stepwell.errors import UsageError
 from stepwell.fsm import Router
 from stepwell.fsm.hooks import takes
+from stepwell.nodes import NodeFlow, worker
+from stepwell.nodes.engine.options import storage_of
+from stepwell.storage import Storage
+from stepwell.storage.state_storage import is_configured
 from stepwell.storage.urls import as_storage
 
-__all__ = ["defines_router", "file_beside", "import_code", "load_module", "load_router", "watched_files"]
+__all__ = [
+    "defines_router",
+    "file_beside",
+    "import_code",
+    "load_module",
+    "load_router",
+    "started",
+    "watched_files",
+    "workers_of",
+]
+
+_SUBMITS = frozenset({"submit", "submit_sync"})
 
 
 def file_beside(path: Path) -> str:
@@ -68,6 +85,62 @@ def defines_router(path: Path) -> bool:
         if imported and any(isinstance(target, ast.Name) and target.id == "router" for target in targets):
             return True
     return False
+
+
+def workers_of(router: Router, names: Mapping[str, Any]) -> list[worker]:
+    """Return the workers for the runs that the handlers of a bot submit.
+
+    They are the workers among the names of the bot's file, and new ones for other flows that its code submits.
+    """
+    assert router.fsm is not None
+    workers = [each for each in names.values() if isinstance(each, worker)]
+    has_worker = {id(flow) for each in workers for flow in each.flows}
+    flows: dict[int, tuple[Storage, list[NodeFlow]]] = {}
+    for flow in _submitted_flows(router, names):
+        if id(flow) not in has_worker:
+            has_worker.add(id(flow))
+            own = flow.storage is not None or is_configured()
+            # A flow without a storage gets one with each call, which is that of the conversations.
+            storage = storage_of(flow, None) if own else router.fsm.storage
+            flows.setdefault(id(storage), (storage, []))[1].append(flow)
+    return [*workers, *(worker(each, storage=storage) for storage, each in flows.values())]
+
+
+@contextlib.asynccontextmanager
+async def started(workers: list[worker]) -> AsyncIterator[None]:
+    """Start the workers, and stop them at the end. Storages that were not open are closed."""
+    async with contextlib.AsyncExitStack() as stack:
+        for each in workers:
+            if not each.storage.is_open:
+                stack.push_async_callback(each.storage.close)
+            await stack.enter_async_context(each)
+        yield
+
+
+def _submitted_flows(router: Router, names: Mapping[str, Any]) -> Iterator[NodeFlow]:
+    """Yield the flows that functions with a call of ``submit`` name: handlers, and functions of their modules."""
+    handlers = [inspect.unwrap(route.handler) for _, route, _ in router._flat()]
+    functions = [each for each in handlers if isinstance(each, FunctionType)]
+    scopes = {id(scope): scope for scope in (names, *(each.__globals__ for each in functions))}
+    for scope in scopes.values():
+        functions += [each for each in scope.values() if isinstance(each, FunctionType)]
+    for function in functions:
+        scope = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
+        for code in _with_inner(function.__code__):
+            if _SUBMITS.isdisjoint(code.co_names):
+                continue
+            for name in (*code.co_names, *code.co_freevars):
+                found = scope.get(name)
+                # As in ``jobs.film.submit()``.
+                inner = [vars(found).get(each) for each in code.co_names] if isinstance(found, ModuleType) else ()
+                yield from (each for each in (found, *inner) if isinstance(each, NodeFlow))
+
+
+def _with_inner(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from _with_inner(each)
 
 
 def watched_files(path: Path) -> dict[str, int]:

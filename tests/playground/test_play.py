@@ -71,6 +71,39 @@ def playground(path: Path, tmp_path: Path, **options: Any) -> Playground:
     return Playground(path, storage=f"sqlite:///{tmp_path}/play.db", **options)
 
 
+#: A bot whose handler submits a run. As a program it only defines its router.
+SUBMITS = """
+from stepwell.fsm import FSM, Router as Routes
+from stepwell.nodes import Node, linear
+
+ROUTER
+
+class Tell(Node):
+    async def post(self, shared, prep_res, exec_res):
+        async with router.fsm.conversation(key=shared["key"]) as ctx:
+            ctx.answer("Your film is ready.")
+
+film = linear(Tell, name="film")
+
+@router.on()
+async def begin(ctx):
+    await film.submit({"key": ctx.key}, storage=router.fsm.storage)
+    ctx.answer("I am on it.")
+"""
+
+
+@pytest.mark.parametrize("line", ["router = Router(", "from stepwell.fsm import Router as R\nrouter = R("])
+async def test_runs_that_handlers_submit_are_run(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "films.py"
+    code = SUBMITS.replace(", Router as Routes", ", Router" if "Router as R" not in line else "")
+    path.write_text(code.replace("ROUTER", f"{line}FSM('films', storage='memory://', flows=[]))"))
+    assert defines_router(path) is ("Router as R" not in line)
+    async with playground(path, tmp_path) as play:
+        person = play.person("42", 42)
+        assert await person.ask("/film", timeout=60) == "I am on it.", play.output
+        assert await person.answer(timeout=60) == "Your film is ready.", play.output
+
+
 @pytest.mark.parametrize("name", ["registration.py", "aiogram_registration.py"])
 async def test_a_bot_runs_whether_it_or_the_runner_polls(name: str, tmp_path: Path) -> None:
     async with playground(EXAMPLES / name, tmp_path) as play:

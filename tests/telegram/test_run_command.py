@@ -15,10 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.botfile import defines_router, load_router
+from stepwell import open_storage
+from stepwell.botfile import defines_router, load_router, workers_of
 from stepwell.cli import main
 from stepwell.errors import UsageError
 from stepwell.playground.botapi import BotAPI
+from stepwell.record import RUNS
 from stepwell.telegram import BotClient
 
 ROOT = Path(__file__).parents[2]
@@ -44,8 +46,8 @@ class Command:
                 assert line, f"the command ended without {text!r}: {self.output}"
                 self.output += line.decode()
 
-    async def stop(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
+    async def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
         async with asyncio.timeout(60):
             self.output += (await self.process.communicate())[0].decode()
         assert self.process.returncode is not None
@@ -168,6 +170,133 @@ async def test_a_webhook_with_two_workers(tmp_path: Path) -> None:
         async with command("run", "bot.py", "--api", api.url, folder=tmp_path, BOT_TOKEN=bot.token) as run:
             assert b"has a webhook" in (await run.process.communicate())[0]
             assert run.process.returncode == 1
+
+
+#: A bot with timers that answer, and whose timeout is far away.
+WAITING = """
+from stepwell.fsm import FSM, Flow, Router, command, state
+
+async def remind(ctx):
+    ctx.answer("Are you still there?")
+
+class Order(Flow, name="order"):
+    item = state(timeout=3600, on_timeout=remind)
+    default_state = item
+
+def make_router(storage):
+    router = Router(FSM("shop", storage=storage, flows=[Order]))
+
+    @router.on(command("order"))
+    async def order(ctx):
+        ctx.start_flow(Order)
+        ctx.answer("What?")
+
+    return router
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_a_webhook_of_a_bot_with_timers_logs_no_warning_and_ends_with_0_at_a_signal(
+    tmp_path: Path, workers: str, number: signal.Signals
+) -> None:
+    (tmp_path / "bot.py").write_text(WAITING)
+    port = free_port()
+    async with BotAPI(webhook_pause=0.1) as api:
+        bot = api.bot("shop")
+        async with command(
+            "run", "bot.py", "--webhook", f"http://127.0.0.1:{port}/hook", "--port", str(port), "--workers", workers,
+            "--api", api.url, folder=tmp_path, BOT_TOKEN=bot.token,
+        ) as run:  # fmt: skip
+            alice = api.chat(bot)
+            await alice.send("/order")
+            assert await alice.answer(timeout=60) == "What?"
+            assert await run.stop(number) == 0, run.output
+    assert "WARNING" not in run.output
+    assert "Traceback" not in run.output
+
+
+#: A bot whose handler submits a run, which answers at its end.
+FILMS = """
+from stepwell.fsm import FSM, Router, command
+from stepwell.nodes import Node, linear{names}
+
+fsm = FSM("films", storage="sqlite:///bot.db", flows=[])
+router = Router(fsm)
+
+class Tell(Node):
+    async def post(self, shared, prep_res, exec_res):
+        async with fsm.conversation(key=shared["key"]) as ctx:
+            ctx.answer('Your film is ready.')
+
+film = linear(Tell, name="film", storage={storage})
+{more}
+
+@router.on(command("film"))
+async def begin(ctx):
+    {submit}
+    ctx.answer("I am on it.")
+"""
+
+
+def films(**parts: str) -> str:
+    code = FILMS
+    for name, part in parts.items():
+        code = code.replace(f"{{{name}}}", part)
+    return code
+
+
+SUBMIT = "await film.submit({'key': ctx.key}, flow_id=f'film-{ctx.update_id}'STORAGE)"
+OWN = {"names": "", "storage": "fsm.storage", "more": "", "submit": SUBMIT.replace("STORAGE", "")}
+OF_THE_CALL = {**OWN, "storage": "None", "submit": SUBMIT.replace("STORAGE", ", storage=fsm.storage")}
+IN_A_HELPER = {
+    **OWN,
+    "more": f"async def start_film(ctx):\n    {SUBMIT.replace('STORAGE', '')}",
+    "submit": "await start_film(ctx)",
+}
+WITH_A_WORKER = {**OWN, "names": ", worker", "more": "jobs = worker([film], concurrency=2)"}
+
+
+@pytest.mark.parametrize(
+    "parts", [OWN, OF_THE_CALL, IN_A_HELPER, WITH_A_WORKER], ids=["own", "of the call", "in a helper", "with a worker"]
+)
+@pytest.mark.parametrize("webhook", [False, True], ids=["polling", "webhook"])
+async def test_runs_that_handlers_submit_are_run(parts: dict[str, str], webhook: bool, tmp_path: Path) -> None:
+    (tmp_path / "bot.py").write_text(films(**parts))
+    port = free_port()
+    served = ("--webhook", f"http://127.0.0.1:{port}/hook", "--port", str(port)) if webhook else ()
+    async with BotAPI(webhook_pause=0.1) as api:
+        bot = api.bot("films")
+        async with command("run", "bot.py", *served, "--api", api.url, folder=tmp_path, BOT_TOKEN=bot.token) as run:
+            await run.until("Runs: film. Ctrl-C stops it.")
+            alice = api.chat(bot)
+            await alice.send("/film")
+            assert await alice.answer(timeout=60) == "I am on it."
+            assert await alice.answer(timeout=60) == "Your film is ready."
+            assert await run.stop() == 0, run.output
+    assert run.output.count("started a worker of 'film'") == 1
+    assert "WARNING" not in run.output
+
+
+async def test_submitted_runs_can_be_left_to_other_processes(tmp_path: Path) -> None:
+    (tmp_path / "bot.py").write_text(films(**OWN))
+    async with BotAPI() as api:
+        bot = api.bot("films")
+        async with command("run", "bot.py", "--no-runs", "--api", api.url, folder=tmp_path, BOT_TOKEN=bot.token) as run:
+            await run.until("Ctrl-C stops it.")
+            alice = api.chat(bot)
+            assert await alice.ask("/film") == "I am on it."
+            assert await run.stop() == 0
+    assert "started a worker" not in run.output
+    assert "Runs:" not in run.output
+    async with open_storage(f"sqlite:///{tmp_path}/bot.db") as storage:
+        assert len(await storage.queued(RUNS, "film", limit=10)) == 1
+
+
+async def test_flows_that_no_handler_submits_get_no_worker(tmp_path: Path) -> None:
+    (tmp_path / "bot.py").write_text(films(**{**OWN, "submit": "await film.run({'key': 'x', 'film': 1})"}))
+    router = load_router(tmp_path / "bot.py")
+    assert workers_of(router, vars(sys.modules["bot"])) == []
 
 
 async def test_port_0_of_a_webhook_is_a_free_port(tmp_path: Path) -> None:

@@ -144,8 +144,9 @@ def _start(options: argparse.Namespace, arguments: Sequence[str]) -> int:
                 host=options.host or "127.0.0.1",
                 port=options.port,
                 workers=options.workers or 1,
+                runs=options.runs,
             )
-        return run.run(options.file, storage=options.storage, api=options.api)
+        return run.run(options.file, storage=options.storage, api=options.api, runs=options.runs)
     return play.run(
         options.file,
         storage=options.storage,
@@ -216,6 +217,12 @@ def _parser(*, operator: bool = True) -> _Parser:
         "--api", metavar="URL", help="the address of a Bot API server (default: BOT_API, else Telegram's)"
     )
     run_command.add_argument("--reload", action="store_true", help="restart when a file beside the bot changes")
+    run_command.add_argument(
+        "--no-runs",
+        dest="runs",
+        action="store_false",
+        help="do not run the runs that handlers submit; workers in other processes do",
+    )
     run_command.add_argument(
         "--webhook",
         type=address,

@@ -11,17 +11,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from stepwell._listening import listen
 from stepwell._tracebacks import hide_own_frames
-from stepwell.botfile import load_router, watched_files
+from stepwell.botfile import load_router, started, watched_files, workers_of
 from stepwell.cli.console import tell
 from stepwell.errors import UsageError
 from stepwell.fsm import Router
+from stepwell.nodes import worker
 
-__all__ = ["reload", "run", "run_webhook", "set_up_logging", "webhook_secret"]
+__all__ = ["find_workers", "reload", "run", "run_webhook", "set_up_logging", "webhook_secret"]
 
 #: The default port of a webhook.
 PORT = 8080
@@ -30,28 +32,37 @@ PORT = 8080
 CHECK_EVERY = 0.3
 
 
-def run(file: str, *, storage: str | None, api: str | None) -> int:
-    """Run the bot by polling until SIGTERM or Ctrl-C, and return the exit code."""
+def run(file: str, *, storage: str | None, api: str | None, runs: bool) -> int:
+    """Run the bot by polling until SIGTERM or Ctrl-C, and return the exit code.
+
+    ``runs``: also run the runs that its handlers submit.
+    """
     # Imported here because only these commands need the bot extra.
-    from stepwell.telegram import find_token, run_polling_sync
+    from stepwell.telegram import find_token, run_polling
     from stepwell.telegram.client import TELEGRAM
+    from stepwell.telegram.polling import collect_less_often
 
     set_up_logging()
     hide_own_frames()
     path = Path(file).resolve()
     router = load_router(path, storage or os.environ.get("STEPWELL_STORAGE"))
-    run_polling_sync(
-        router,
-        find_token(path.parent),
-        api=api or os.environ.get("BOT_API") or TELEGRAM,
-        on_start=lambda me: _started(router, me, "is running"),
-    )
+    workers = find_workers(path, router) if runs else []
+    token = find_token(path.parent)
+    api = api or os.environ.get("BOT_API") or TELEGRAM
+
+    async def poll() -> None:
+        async with started(workers):
+            on_start = partial(_tell_started, router, workers, "is running")
+            await run_polling(router, token, api=api, on_start=on_start)
+
+    collect_less_often()
+    asyncio.run(poll())
     tell("Stopped.")
     return 0
 
 
 def run_webhook(
-    file: str, *, storage: str | None, api: str | None, url: str, host: str, port: int | None, workers: int
+    file: str, *, storage: str | None, api: str | None, url: str, host: str, port: int | None, workers: int, runs: bool
 ) -> int:
     """Register the webhook, and serve it until SIGTERM or Ctrl-C. uvicorn replaces this process."""
     from stepwell.telegram import BotClient, find_token
@@ -76,25 +87,35 @@ def run_webhook(
         async with BotClient(token, api=api) as client:
             me: dict[str, Any] = await client.call("getMe")
             # The workers open it only after uvicorn has started, and their errors do not end this command.
+            fsm.expect_ticks()
             async with fsm.storage:
                 await fsm.prepare()
             kinds = router.allowed_updates
             await client.call("setWebhook", url=url, secret_token=webhook_secret(token), allowed_updates=kinds)
             return me
 
-    _started(router, asyncio.run(register()), f"serves the webhook {url} on {host} port {port}")
+    me = asyncio.run(register())
+    _tell_started(
+        router, find_workers(path, router) if runs else [], f"serves the webhook {url} on {host} port {port}", me
+    )
     environment = {
         **os.environ,
         "STEPWELL_BOT_FILE": str(path),
         "BOT_TOKEN": token,
         "BOT_API": api,
         **({"STEPWELL_STORAGE": storage} if storage else {}),
+        **({} if runs else {"STEPWELL_NO_RUNS": "1"}),
     }
     arguments = [
-        "uvicorn", "stepwell.cli.webhook_app:make_app", "--factory", "--host", host, "--port", str(port),
-        "--workers", str(workers), "--no-access-log", "--log-level", "warning",
+        "stepwell.cli.webhook_app", "stepwell.cli.webhook_app:make_app", "--factory", "--lifespan", "on",
+        "--host", host, "--port", str(port), "--workers", str(workers), "--no-access-log", "--log-level", "warning",
     ]  # fmt: skip
     os.execve(sys.executable, [sys.executable, "-m", *arguments], environment)  # noqa: S606 - this Python
+
+
+def find_workers(path: Path, router: Router) -> list[worker]:
+    """Return the workers for the runs that the handlers of a loaded file submit."""
+    return workers_of(router, vars(sys.modules[path.stem]))
 
 
 def set_up_logging() -> None:
@@ -147,8 +168,10 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _started(router: Router, me: dict[str, Any], what: str) -> None:
+def _tell_started(router: Router, workers: list[worker], what: str, me: dict[str, Any]) -> None:
     fsm = router.fsm
     assert fsm is not None
     flows = ", ".join(sorted(fsm.flows)) or "none"
-    tell(f"@{me.get('username')} {what}. Storage: {fsm.storage.location}. Flows: {flows}. Ctrl-C stops it.")
+    names = ", ".join(sorted(flow._title() for each in workers for flow in each.flows))
+    runs = f" Runs: {names}." if names else ""
+    tell(f"@{me.get('username')} {what}. Storage: {fsm.storage.location}. Flows: {flows}.{runs} Ctrl-C stops it.")

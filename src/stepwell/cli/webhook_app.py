@@ -1,29 +1,58 @@
-"""The application that each worker of ``stepwell run --webhook`` serves."""
+"""The server of ``stepwell run --webhook``, and the application that each of its workers serves."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from pathlib import Path
 
-from stepwell.botfile import load_router
-from stepwell.cli.run import set_up_logging, webhook_secret
+import uvicorn
+
+from stepwell.botfile import load_router, started
+from stepwell.cli.run import find_workers, set_up_logging, webhook_secret
+from stepwell.nodes import worker
 from stepwell.telegram import find_token, webhook
-from stepwell.telegram.webhook import Webhook
+from stepwell.telegram.webhook import Message, Receive, Send, Webhook
 
-__all__ = ["make_app"]
+__all__ = ["App", "main", "make_app"]
 
 
-def make_app() -> Webhook:
-    """Return the webhook of the bot, configured by environment variables."""
+class App:
+    """The webhook of a bot, and the workers for the runs that its handlers submit."""
+
+    def __init__(self, webhook: Webhook, workers: list[worker]) -> None:
+        self._webhook = webhook
+        self._workers = workers
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan":
+            await self._webhook(scope, receive, send)
+            return
+        # It lasts until the server stops.
+        async with started(self._workers):
+            await self._webhook(scope, receive, send)
+
+
+def main() -> None:
+    """Run uvicorn with the arguments of this process. SIGTERM ends it with 0, as it ends a bot that polls."""
+    # After its shutdown uvicorn sends the signal again, to the handler that was there before.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+    uvicorn.main()
+
+
+def make_app() -> App:
+    """Return the application of the bot, configured by environment variables."""
     set_up_logging()
     if multiprocessing.parent_process() is not None:
         threading.Thread(target=_stop_with_parent, name="stepwell-parent", daemon=True).start()
-    router = load_router(Path(os.environ["STEPWELL_BOT_FILE"]), os.environ.get("STEPWELL_STORAGE"))
+    path = Path(os.environ["STEPWELL_BOT_FILE"])
+    router = load_router(path, os.environ.get("STEPWELL_STORAGE"))
+    workers = [] if "STEPWELL_NO_RUNS" in os.environ else find_workers(path, router)
     token = find_token()
-    return webhook(router, secret_token=webhook_secret(token), token=token, api=os.environ["BOT_API"])
+    return App(webhook(router, secret_token=webhook_secret(token), token=token, api=os.environ["BOT_API"]), workers)
 
 
 def _stop_with_parent() -> None:
@@ -32,3 +61,7 @@ def _stop_with_parent() -> None:
     assert parent is not None
     parent.join()
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    main()

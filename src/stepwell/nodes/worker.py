@@ -121,6 +121,16 @@ class RunWorker:
         self._ended = self._failed = 0
         self._presence = Presence(self._storage, "worker", list(self._flows), lambda: (self._ended, self._failed))
 
+    @property
+    def flows(self) -> list[NodeFlow]:
+        """The flows whose runs it runs."""
+        return list(self._flows.values())
+
+    @property
+    def storage(self) -> Storage:
+        """The storage of the runs."""
+        return self._storage
+
     async def __aenter__(self) -> Self:
         await self._storage.open()
         try:

@@ -16,12 +16,14 @@ import sys
 import threading
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from stepwell import open_storage
 from stepwell._tracebacks import hide_own_frames
-from stepwell.botfile import defines_router, load_router
+from stepwell.botfile import defines_router, load_router, started, workers_of
 from stepwell.errors import UsageError
 from stepwell.fsm import Router, command
+from stepwell.nodes import worker
 from stepwell.playground import error_reporter, reporter, run_reporter
 from stepwell.telegram import BotClient, run_polling
 
@@ -44,21 +46,27 @@ def main() -> None:
         error_reporter.install(run_reporter.install(address))
     try:
         if defines_router(path):
-            asyncio.run(_poll(load_router(path, os.environ["STEPWELL_STORAGE"])))
+            router: Router | None = load_router(path, os.environ["STEPWELL_STORAGE"])
+            names = vars(sys.modules[path.stem])
         else:
-            router = _run_program(path)
-            if router is not None:
-                asyncio.run(_poll(router))
+            names = _run_program(path)
+            router = _router_of(path, names)
+        if router is not None:
+            asyncio.run(_poll(router, workers_of(router, names)))
     except KeyboardInterrupt:
         sys.exit(130)
 
 
-def _run_program(path: Path) -> Router | None:
-    """Run the file as a program, and return the router that it has defined, if any."""
+def _run_program(path: Path) -> dict[str, Any]:
+    """Run the file as a program, and return the names that it has defined."""
     names = runpy.run_path(str(path), run_name="__main__")
     # Annotations of handlers are resolved in the main module while the bot runs.
     program = sys.modules["__main__"] = ModuleType("__main__")
     vars(program).update(names)
+    return names
+
+
+def _router_of(path: Path, names: dict[str, Any]) -> Router | None:
     router = names.get("router")
     if not isinstance(router, Router):
         print(
@@ -74,9 +82,9 @@ def _run_program(path: Path) -> Router | None:
     return router
 
 
-async def _poll(router: Router) -> None:
+async def _poll(router: Router, workers: list[worker]) -> None:
     # No limits, because the local Bot API has none.
-    async with BotClient(os.environ["BOT_TOKEN"], api=os.environ["BOT_API"], limits=None) as client:
+    async with BotClient(os.environ["BOT_TOKEN"], api=os.environ["BOT_API"], limits=None) as client, started(workers):
         await client.call("setMyCommands", commands=_commands(router))
         await run_polling(router, client=client)
 

@@ -20,7 +20,7 @@ from stepwell.telegram.poller import Poller
 from stepwell.telegram.sending import OnSendError, Sender
 from stepwell.telegram.token import find_token
 
-__all__ = ["run_polling", "run_polling_sync"]
+__all__ = ["collect_less_often", "run_polling", "run_polling_sync"]
 
 logger: logging.Logger = logging.getLogger("stepwell.telegram")
 
@@ -97,7 +97,7 @@ def run_polling_sync(router: Router, token: str | None = None, **options: Any) -
     else:
         raise InsideLoop
     # Not in the except block: its error would be shown as the context of every error of a handler.
-    _collect_less_often()
+    collect_less_often()
     asyncio.run(run_polling(router, token, **options))
 
 
@@ -112,7 +112,7 @@ def _checked_kinds(router: Router, allowed: Sequence[str]) -> list[str]:
     return listed
 
 
-def _collect_less_often() -> None:
+def collect_less_often() -> None:
     """Let the garbage collector run less often, unless the program has set it up.
 
     Modules and handlers live as long as the process, and an update leaves few cycles, so most collections free nothing.
