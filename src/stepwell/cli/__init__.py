@@ -258,11 +258,12 @@ def _add_operator_commands(commands: Any) -> None:
         runs,
         schedules,
         timers,
+        webhook,
     )
 
     reading, changing = (
         (records, timers, runs, doctor, inspect),
         (edits, run_edits, schedules, copy, imports, migrate, keys),
     )
-    for module in (*reading, *changing, diagram, new, completion):
+    for module in (*reading, *changing, webhook, diagram, new, completion):
         module.add(commands)

@@ -170,7 +170,8 @@ class BotClient:
         if ok is not False:
             # A proxy or another server has answered.
             wait = float(header) if header.isascii() and header.isdigit() else None
-            return _Answer(None if status == 200 else status, f"HTTP status {status}, no answer of the Bot API", wait)
+            why = f"HTTP status {status} from {link.server}, no answer of the Bot API"
+            return _Answer(None if status == 200 else status, why, wait)
         return self._error_in(parsed, status)
 
     def _error_in(self, parsed: dict[str, Any], status: int) -> _Answer:
@@ -246,7 +247,7 @@ class _Link:
         self.closed = False
         self._failing = False
         parts = urlsplit(api)
-        self._server = f"{parts.scheme}://{parts.netloc}"
+        self.server = f"{parts.scheme}://{parts.netloc}"
         self._closing = asyncio.Event()
         self._proxy = _proxy_for(api)
         #: For uploads and proxies.
@@ -269,7 +270,7 @@ class _Link:
         """Note that the server failed. An outage is logged once, not for each call."""
         if not self._failing:
             self._failing = True
-            logger.warning("%s: no usable answer from %s (%s), retrying", method, self._server, why)
+            logger.warning("%s: no usable answer from %s (%s), retrying", method, self.server, why)
 
     def post(self, path: str, call: _Call) -> Coroutine[Any, Any, Response]:
         """Post a call to a path. Raises ``NoAnswer``."""
@@ -292,7 +293,7 @@ class _Link:
             body = {"content": payload.json, "headers": {"Content-Type": "application/json"}}
         # Waiting for a free connection is not a failure of the server.
         timeout = _httpx.Timeout(call.timeout, pool=None).as_dict()
-        request = _httpx.Request("POST", self._server + path, **body, extensions={"timeout": timeout})
+        request = _httpx.Request("POST", self.server + path, **body, extensions={"timeout": timeout})
         try:
             answer = await self._transport().handle_async_request(request)
             return Response(answer.status_code, answer.headers.get("Retry-After", ""), await answer.aread())

@@ -377,8 +377,8 @@ def _is_update(found: object) -> bool:
 def _polling_error(error: BotApiError) -> Exception:
     if error.code == 409 and "webhook" in error.description.lower():
         return UsageError(
-            "this bot has a webhook, so Telegram refuses polling; run the bot with --webhook, or remove the webhook: "
-            "call deleteWebhook with a BotClient"
+            "this bot has a webhook, so Telegram refuses polling; run the bot with --webhook, or remove the webhook "
+            "with stepwell webhook --delete"
         )
     if error.code == 409:
         return UsageError("another process polls with this bot token; stop it, and start this one again")
