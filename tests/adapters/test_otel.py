@@ -114,6 +114,32 @@ async def test_an_update_a_duplicate_an_error_and_a_timer(telemetry: Telemetry) 
         assert SECRET not in span.to_json()
 
 
+async def test_attempts_of_an_update_are_counted_apart_from_its_failure(
+    telemetry: Telemetry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepwell.fsm.router.FIRST_PAUSE", 0.001)
+    router = Router(FSM("desk", storage=MemoryStorage(), flows=[]))
+    raised = []
+
+    @router.on(text(), attempts=2)
+    async def flaky(ctx: Any) -> None:
+        if ctx.text == "fail" or not raised:
+            raised.append(ctx.text)
+            raise ConnectionError
+
+    chat = Chat(router)
+    await chat.send("flaky")
+    update = telemetry.spans["update message"]
+    assert update.status.status_code is trace.StatusCode.UNSET
+    assert (update.attributes or {})["stepwell.retried"] is True
+    assert "stepwell.errors" not in telemetry.metrics()
+    with pytest.raises(ConnectionError):
+        await chat.send("fail")
+    metrics = telemetry.metrics()
+    assert [point.value for point in metrics["stepwell.errors"]] == [1]
+    assert [point.value for point in metrics["stepwell.retries"]] == [2]
+
+
 async def test_the_span_of_an_update_that_fails_before_its_claim_ends_with_the_error(telemetry: Telemetry) -> None:
     storage = MemoryStorage()
     await storage.open()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -205,7 +206,32 @@ async def test_a_handler_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None
     calls = await router.handle(update(1, "x"))
     assert [call["text"] for call in calls] == ["done"]
     assert seen == [(None, 0)] * 3
-    assert len(failures) == 2
+    assert [failure.again for failure in failures] == [True, True]
+    assert (router.fsm.received, router.fsm.failed, router.fsm.retried) == (1, 0, 2)
+
+
+@pytest.mark.parametrize("answered", [True, False])
+async def test_an_update_is_counted_as_failed_once_and_its_attempts_apart(
+    monkeypatch: pytest.MonkeyPatch, answered: bool
+) -> None:
+    monkeypatch.setattr("stepwell.fsm.router.FIRST_PAUSE", 0.001)
+    router = make_router(MemoryStorage())
+    fsm = router.fsm
+    assert fsm is not None
+
+    @router.on(text(), attempts=3)
+    async def fail(ctx: Context) -> None:
+        raise ConnectionError("again and again")
+
+    @router.on_error
+    async def failed(ctx: Context, error: Exception) -> None:
+        if not answered:
+            raise error
+        ctx.answer("sorry")
+
+    with nullcontext() if answered else pytest.raises(ConnectionError):
+        await router.handle(update(1, "x"))
+    assert (fsm.received, fsm.failed, fsm.retried) == (1, 1, 2)
 
 
 async def test_what_was_saved_stays_after_a_rollback() -> None:

@@ -64,7 +64,8 @@ async def test_a_bot_that_runs_is_seen_with_its_updates_and_errors(backend: Back
                 async with fsm.conversation({"update_id": 1}):
                     raise ZeroDivisionError
             await asyncio.sleep(0)
-        await busy
+        found = await busy
+        assert found.retried == 0
         async with fsm.conversation(key=2) as ctx:
             ctx.start_flow(Order)
 
@@ -78,6 +79,16 @@ async def test_a_worker_that_runs_is_seen_with_its_runs(backend: Backend) -> Non
         while not busy.done():
             await (await flow.submit({}, storage=storage)).result(timeout=30)
         assert (await busy).kind == "worker"
+
+
+async def test_a_process_is_seen_only_if_it_writes_its_presence() -> None:
+    async with open_storage("memory://") as storage:
+        flow = NodeFlow(Node(), name="packing")
+        shop = FSM("shop", storage=storage, flows=[Order], run_timers=False, presence=False)
+        async with shop, worker([flow], storage=storage, presence=False):
+            async with FSM("seen", storage=storage, flows=[Order], run_timers=False):
+                await seen(storage)
+            assert {name for each in await processes(storage, limit=10) for name in each.names} == {"seen"}
 
 
 async def test_a_process_that_ended_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -286,6 +286,8 @@ async def test_a_handler_that_blocks_for_longer_than_its_lease_is_called_a_few_t
     errors = [each for each in caplog.records if each.levelno == logging.ERROR]
     assert len(errors) == 1
     assert "expired before the commit" in caplog.text
+    assert router.fsm is not None
+    assert (router.fsm.received, router.fsm.failed, router.fsm.retried) == (2, 1, 2)
 
 
 async def test_a_handler_that_changes_data_after_forget_is_not_called_again() -> None:
@@ -329,6 +331,8 @@ async def test_an_update_whose_record_another_process_replaces_is_handled_again(
     async with polling(router) as running:
         assert await running.person().ask("one") == "{'from': 'an operator', 'text': 'one'}"
     assert called == ["one", "one"]
+    assert router.fsm is not None
+    assert (router.fsm.received, router.fsm.failed, router.fsm.retried) == (1, 0, 1)
 
 
 @pytest.mark.parametrize("own", [True, False])

@@ -139,6 +139,11 @@ async def test_an_update_comes_again_while_the_storage_is_away() -> None:
         assert await served.post(body) == 503
         storage.before = ()
         assert await alice.answer() == "Got it, Alice! What's your email?"
+        fsm = served.app.router.fsm
+        assert fsm is not None
+        # The first update, Alice's second, and the one that Telegram does not send again.
+        assert (fsm.received, fsm.failed) == (3, 0)
+        assert fsm.retried >= 2
 
 
 async def test_a_slow_handler_delays_no_other_chat() -> None:

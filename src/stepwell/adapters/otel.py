@@ -130,6 +130,7 @@ class UpdateTelemetry:
         self._received = meter.create_counter("stepwell.updates", "{update}", "Received updates")
         self._duplicates = meter.create_counter("stepwell.duplicates", "{update}", "Updates handled before")
         self._errors = meter.create_counter("stepwell.errors", "{error}", "Updates and timers that failed")
+        self._retries = meter.create_counter("stepwell.retries", "{attempt}", "Attempts that failed and were retried")
         self._lost = meter.create_counter("stepwell.leases.lost", "{lease}", "Leases lost to another worker")
         self._duration = meter.create_histogram("stepwell.update.duration", "s", "From receipt to commit")
         self._waits = meter.create_histogram("stepwell.claim.wait", "s", "Wait for the claim of a busy record")
@@ -139,8 +140,9 @@ class UpdateTelemetry:
     def __call__(self, event: fsm.FSMEvent) -> None:
         bot = {"stepwell.bot": event.bot}
         match event:
-            case fsm.UpdateReceived(update=update):
-                self._received.add(1, bot)
+            case fsm.UpdateReceived(update=update, attempt=attempt):
+                if attempt == 1:
+                    self._received.add(1, bot)
                 kind = update.kind or "update"
                 self._spans.start(("update", id(update)), f"update {kind}", bot | {"stepwell.update.kind": kind})
             case fsm.HandlerStarted(update=update, waited=waited):
@@ -154,6 +156,10 @@ class UpdateTelemetry:
             case fsm.DuplicateReceived(update=update):
                 self._duplicates.add(1, bot)
                 self._spans.add(("update", id(update)), **{"stepwell.duplicate": True})
+            case fsm.HandlerFailed(update=update, error=error, again=True):
+                self._retries.add(1, bot)
+                self._lose(error, bot)
+                self._spans.add(("update", id(update)), **{"stepwell.retried": True})
             case fsm.HandlerFailed(update=update, error=error):
                 # A failed handler is reported again when its conversation ends.
                 if id(update) not in self._failed:
@@ -175,6 +181,9 @@ class UpdateTelemetry:
 
     def _count(self, error: BaseException, bot: dict[str, str]) -> None:
         self._errors.add(1, bot | {"error.type": type(error).__name__})
+        self._lose(error, bot)
+
+    def _lose(self, error: BaseException, bot: dict[str, str]) -> None:
         if isinstance(error, LeaseLost):
             self._lost.add(1, bot)
 

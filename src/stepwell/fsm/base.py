@@ -49,9 +49,10 @@ class Machine:
     update_id: Callable[[Update], int | str | None] | None
     #: Called with the events of this machine.
     subscribers: list[Callable[[Any], object]]
-    #: How many updates it has received, and how many of its blocks have failed.
+    #: How many updates it has received, how many of them have failed, and how many attempts were followed by another.
     received: int = 0
     failed: int = 0
+    retried: int = 0
     #: The storage is open, and the bot is initialised.
     ready: bool
     #: A flow has ``on_enter`` or ``on_leave``.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from time import monotonic
 from types import TracebackType
 from typing import Any
@@ -49,12 +49,13 @@ class Conversation:
     """An async context manager over a ``Context``; made by ``FSM.conversation``.
 
     With ``collects`` the context collects Bot API calls. With ``enters`` the block is entered for a duplicate, with
-    ``ctx.duplicate`` set, instead of raising ``DuplicateUpdate``.
+    ``ctx.duplicate`` set, instead of raising ``DuplicateUpdate``. A caller that handles an update again after some
+    errors passes ``repeats``, which returns whether it does so, and the number of the ``attempt``.
     """
 
     __slots__ = (
-        "_collects", "_ctx", "_enters", "_force", "_fsm", "_handled", "_key", "_key_given", "_slot", "_started",
-        "_token", "_update", "_update_id", "remembers_answers",
+        "_attempt", "_collects", "_counted", "_ctx", "_enters", "_force", "_fsm", "_handled", "_key", "_key_given",
+        "_repeats", "_slot", "_started", "_token", "_update", "_update_id", "remembers_answers",
     )  # fmt: skip
 
     def __init__(
@@ -66,6 +67,8 @@ class Conversation:
         update_id: int | str | None = None,
         collects: bool = False,
         enters: bool = False,
+        repeats: Callable[[BaseException], bool] | None = None,
+        attempt: int = 1,
     ) -> None:
         read = update if isinstance(update, Update) else Update(update)
         key_given = key is not NOT_GIVEN
@@ -85,6 +88,10 @@ class Conversation:
         # A job may answer if its calls can be sent.
         self._collects = collects or (update is None and fsm.send is not None)
         self._enters = enters
+        self._repeats = repeats
+        self._attempt = attempt
+        #: The update is counted as failed.
+        self._counted = False
         self._slot: Slot | None = None
         self._ctx: Context | None = None
         #: Set if the update has an id.
@@ -99,9 +106,9 @@ class Conversation:
         fsm, update, key, update_id = self._fsm, self._update, self._key, self._update_id
         self._started = monotonic()
         if update.raw is not None:
-            fsm.received += 1
+            fsm.received += self._attempt == 1
             if fsm.subscribers or subscribers:
-                self._emit(UpdateReceived, update_id=update_id)
+                self._emit(UpdateReceived, update_id=update_id, attempt=self._attempt)
         try:
             migration = update.migration if update.text is None else None
             if not fsm.ready and (key is not None or migration is not None):
@@ -187,14 +194,14 @@ class Conversation:
         if self._fsm.has_hooks and ctx is not None:
             await run_hooks(self._fsm, ctx)
 
-    async def rollback(self, error: Exception) -> None:
+    async def rollback(self, error: Exception, *, again: bool = False) -> None:
         """Discard all changes and answers of a failed handler since the last ``save()``, and keep the claim.
 
-        The update is then remembered as handled even if nothing else changes.
+        The update is then remembered as handled even if nothing else changes. ``again``: the handler is called again.
         """
         ctx = self._ctx
         assert ctx is not None
-        self._failed(error)
+        self._failed(error, again=again)
         if self._slot is None:
             ctx.data.clear()
         else:
@@ -207,12 +214,16 @@ class Conversation:
         address = None if self._key is None else self._fsm.storage.address(self._fsm.bot, self._key)
         emit(kind, self._fsm, self._key, address, update=self._update, **fields)
 
-    def _failed(self, error: BaseException) -> None:
+    def _failed(self, error: BaseException, *, again: bool = False) -> None:
         explain_await(error)
-        if isinstance(error, Exception):
+        again = again or (self._repeats is not None and self._repeats(error))
+        if again:
+            self._fsm.retried += 1
+        elif isinstance(error, Exception) and not self._counted:
             self._fsm.failed += 1
+            self._counted = True
         if self._fsm.subscribers or subscribers:
-            self._emit(HandlerFailed, error=error, duration=monotonic() - self._started)
+            self._emit(HandlerFailed, error=error, duration=monotonic() - self._started, again=again)
 
     def _ended(self) -> None:
         if self._fsm.subscribers or subscribers:

@@ -90,6 +90,8 @@ class UpdateReceived(FSMEvent):
 
     update: Update
     update_id: int | str | None
+    #: More than 1 if polling or a webhook handles the update again, as after an outage.
+    attempt: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +171,7 @@ class HandlerFailed(FSMEvent):
     Example::
 
         def report(event):
-            if isinstance(event, HandlerFailed):
+            if isinstance(event, HandlerFailed) and not event.again:
                 print(event.key, repr(event.error))
 
         fsm.subscribe(report)
@@ -179,6 +181,8 @@ class HandlerFailed(FSMEvent):
     error: BaseException
     #: Seconds since the update was received.
     duration: float
+    #: Another attempt follows: of a handler with ``attempts``, or of polling or a webhook, as after an outage.
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,6 +44,9 @@ class FSM(Machine):
     ``async with fsm:`` opens the storage at start-up, and closes it at the end if it was not open before. Without it
     the first update opens the storage.
 
+    Within the block the process writes a small record to the storage every 20 seconds, from which the inspector and
+    ``stepwell doctor`` know that it runs. ``presence=False``: it writes none.
+
     Example::
 
         fsm = FSM("my_bot", storage="sqlite:///bot.db", flows=[Registration])
@@ -68,6 +71,7 @@ class FSM(Machine):
         sliding: bool = True,
         on_expired: Callable[[Expired], Any] | None = None,
         run_timers: bool = True,
+        presence: bool = True,
         send: Send | None = None,
         profile: type | None = None,
         update_id: Callable[[Update], int | str | None] | None = None,
@@ -113,6 +117,7 @@ class FSM(Machine):
         #: The warning about timers was logged, or is not wanted.
         self._warned = False
         self._timers = Timers(self) if run_timers else None
+        self._announces = presence
         self._presence: Presence | None = None
         if profile is not None:
             ensure_registered(profile, f"{bot}.{profile.__name__}")
@@ -132,8 +137,9 @@ class FSM(Machine):
         if self._entered == 1:
             self._warn(running=True)
             self.storage.expired_listeners.append(self._swept)
-            self._presence = Presence(self.storage, "bot", [self.bot], lambda: (self.received, self.failed))
-            self._presence.start()
+            if self._announces:
+                self._presence = Presence(self.storage, "bot", [self.bot], self._counts)
+                self._presence.start()
         if self._timers is not None:
             # Also when entered again: since then the machine may have got a sender.
             self._timers.start()
@@ -243,7 +249,7 @@ class FSM(Machine):
         self.storage.address(bot, ())
         other = copy.copy(self)
         other.bot, other.ready, other._opened, other._entered = bot, False, False, 0
-        other.deliveries, other.received, other.failed = set(), 0, 0
+        other.deliveries, other.received, other.failed, other.retried = set(), 0, 0, 0
         other._timers = None if self._timers is None else Timers(other)
         return other
 
@@ -261,6 +267,9 @@ class FSM(Machine):
         await self._prepare()
         if not self._entered:
             self._warn(running=False)
+
+    def _counts(self) -> dict[str, int]:
+        return {"done": self.received, "failed": self.failed, "retried": self.retried}
 
     def _warn(self, *, running: bool) -> None:
         if self._timers is not None and not self._warned:

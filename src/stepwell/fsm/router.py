@@ -158,13 +158,22 @@ class Router:
                 await _portal.call(self.send, call)
         return calls
 
-    async def _collect(self, update: Any, on_claim: Callable[[], None] | None = None) -> list[dict[str, Any]]:
-        """Handle an update and return its calls, without sending them. ``on_claim``: called once the key is claimed."""
+    async def _collect(
+        self,
+        update: Any,
+        on_claim: Callable[[], None] | None = None,
+        repeats: Callable[[BaseException], bool] | None = None,
+        attempt: int = 1,
+    ) -> list[dict[str, Any]]:
+        """Handle an update and return its calls, without sending them. ``on_claim``: called once the key is claimed.
+
+        ``repeats`` and ``attempt``: see ``Conversation``.
+        """
         if self.fsm is None:
             raise InvalidOption(
                 "this router has no machine; make it with Router(fsm), or include it in a router with one"
             )
-        conversation = Conversation(self.fsm, update, collects=True, enters=True)
+        conversation = Conversation(self.fsm, update, collects=True, enters=True, repeats=repeats, attempt=attempt)
         async with conversation as ctx:
             if on_claim is not None:
                 on_claim()
@@ -203,7 +212,7 @@ class Router:
                 last = found is None or failures >= found.attempts
                 if last and on_error is None:
                     raise
-                await conversation.rollback(error)
+                await conversation.rollback(error, again=not last)
                 if last:
                     assert on_error is not None
                     await _portal.call(on_error, ctx, error)

@@ -33,6 +33,7 @@ _HELP: Final = {
     "stepwell_processes": "Processes that were seen within the last minute.",
     "stepwell_handled_per_minute": "Updates or runs a minute, of all processes.",
     "stepwell_failed_per_minute": "Failed updates or runs a minute, of all processes.",
+    "stepwell_retried_per_minute": "Failed attempts a minute after which an update was handled again.",
 }
 
 
@@ -83,6 +84,8 @@ def _processes(running: list[ProcessView]) -> Iterator[_Sample]:
         yield _Sample("stepwell_processes", {"kind": kind}, len(these))
         yield _Sample("stepwell_handled_per_minute", {"kind": kind}, sum(each.done for each in these))
         yield _Sample("stepwell_failed_per_minute", {"kind": kind}, sum(each.failed for each in these))
+        if kind == "bot":
+            yield _Sample("stepwell_retried_per_minute", {"kind": kind}, sum(each.retried for each in these))
 
 
 def _now(subject: Subject) -> float:

@@ -78,6 +78,8 @@ class RunWorker:
     :param on_failed: a ``def`` or ``async def`` that is called with the :class:`Run` after a run of this worker has
         failed. It is called once; a process that is killed just then does not call it. Its errors are logged.
     :param on_stuck: the same for a run that this worker has found to be stuck.
+    :param presence: write a small record to the storage every 20 seconds, from which the inspector and
+        ``stepwell doctor`` know that the worker runs.
 
     Example::
 
@@ -96,6 +98,7 @@ class RunWorker:
         schedules: Iterable[Schedule] = (),
         on_failed: RunCallback | None = None,
         on_stuck: RunCallback | None = None,
+        presence: bool = True,
     ) -> None:
         check_concurrency(concurrency)
         for name, callback in {"on_failed": on_failed, "on_stuck": on_stuck}.items():
@@ -119,7 +122,8 @@ class RunWorker:
         self._repairing: asyncio.Task[None] | None = None
         self._repairs = partitions.Repairs(self._storage)
         self._ended = self._failed = 0
-        self._presence = Presence(self._storage, "worker", list(self._flows), lambda: (self._ended, self._failed))
+        self._announces = presence
+        self._presence = Presence(self._storage, "worker", list(self._flows), self._counts)
 
     @property
     def flows(self) -> list[NodeFlow]:
@@ -144,7 +148,8 @@ class RunWorker:
                 await self._storage.close()
             raise
         logger.info("started a worker of %s", ", ".join(map(repr, self._flows)))
-        self._presence.start()
+        if self._announces:
+            self._presence.start()
         self._ticker.start()
         self._dispatcher.start()
         repairing = poll(self._repair, self._rest, "partitions")
@@ -247,6 +252,9 @@ class RunWorker:
                     await result
         except Exception:
             logger.exception("on_%s= of the worker failed for run %r", status, flow_id)
+
+    def _counts(self) -> dict[str, int]:
+        return {"done": self._ended, "failed": self._failed}
 
     async def _repair(self) -> None:
         """Start the next run of partitions that a killed process has left without one."""

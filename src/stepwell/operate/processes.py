@@ -22,9 +22,10 @@ class ProcessView(NamedTuple):
     pid: int
     started_at: float
     seen_at: float
-    #: Updates or runs a minute, and how many of them failed, lately.
+    #: Updates or runs a minute, how many of them failed, and how many attempts for updates were made again, lately.
     done: float
     failed: float
+    retried: float
 
 
 async def processes(storage: Storage, *, limit: int) -> list[ProcessView]:
@@ -53,4 +54,5 @@ def _view(kind: str, data: dict[str, Any], seen_at: float) -> ProcessView:
         seen_at,
         float(data["done"]),
         float(data["failed"]),
+        float(data.get("retried", 0)),
     )

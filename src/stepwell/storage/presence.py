@@ -12,7 +12,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Literal
+from typing import Any, Literal
 
 from stepwell.errors import StepwellError
 from stepwell.record import PROCESSES, Change, Place
@@ -30,7 +30,7 @@ FIRST, EVERY, KEPT = 2.0, 20.0, 60.0
 class Presence:
     """Tells operators that a bot or a worker is running here.
 
-    ``counts`` returns how many updates or runs it has handled, and how many of them have failed.
+    ``counts`` returns how many updates or runs it has handled, how many of them have failed, and the like, by name.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Presence:
         storage: Storage,
         kind: Literal["bot", "worker"],
         names: Sequence[str],
-        counts: Callable[[], tuple[int, int]],
+        counts: Callable[[], dict[str, int]],
     ) -> None:
         self._storage = storage
         self._kind = kind
@@ -62,24 +62,21 @@ class Presence:
         storage = self._storage
         address = storage.address(PROCESSES, storage.ids())
         seal = storage.seal(address)
-        process = {"names": self._names, "host": socket.gethostname()[:255], "pid": os.getpid()}
+        process: dict[str, Any] = {"names": self._names, "host": socket.gethostname()[:255], "pid": os.getpid()}
         head = seal.head(Place(self._kind, None))
         began = since = monotonic()
-        done, failed = self._counts()
+        counted = self._counts()
         await asyncio.sleep(FIRST * storage.rng.uniform(0.5, 1))
         while True:
-            now, (done_now, failed_now) = monotonic(), self._counts()
+            now, counts = monotonic(), self._counts()
             minutes = (now - since) / 60
-            process |= {
-                "age": now - began,
-                "done": round((done_now - done) / minutes, 1),
-                "failed": round((failed_now - failed) / minutes, 1),
-            }
+            process["age"] = now - began
+            process |= {name: round((count - counted[name]) / minutes, 1) for name, count in counts.items()}
             try:
                 fields = seal.fields(process)
                 await storage.perform(Apply(address, Change(storage.ids(), head=head, set=fields, expiry=KEPT)))
             except StepwellError as error:
                 # Others report that the storage is unavailable.
                 logger.debug("the record of this process was not written: %s", error)
-            since, done, failed = now, done_now, failed_now
+            since, counted = now, counts
             await asyncio.sleep(EVERY * storage.rng.uniform(0.8, 1))

@@ -35,14 +35,14 @@ def log_of_outages() -> OutageLog:
 class Unfinished:
     """An update until it is handled and answered, which may take several attempts."""
 
-    __slots__ = ("_conflicts", "calls", "update")
+    __slots__ = ("_attempts", "_conflicts", "calls", "update")
 
     def __init__(self, update: Update) -> None:
         self.update: Update = update
         #: The calls that are not sent yet; ``None`` until the update is handled.
         self.calls: deque[dict[str, Any]] | None = None
-        #: How often the storage refused the commit.
-        self._conflicts = 0
+        #: How often it was handled, and how often the storage refused the commit.
+        self._attempts = self._conflicts = 0
 
     async def process(self, router: Router, sender: Sender, on_claim: Callable[[], None] | None = None) -> None:
         """Handle the update and send its answers, or continue where the last attempt failed.
@@ -53,10 +53,19 @@ class Unfinished:
         logged, without the update's content, and the update is finished.
         """
         places: set[str] = set()
+        temporary: tuple[BaseException, bool] | None = None
+
+        def is_temporary(error: BaseException) -> bool:
+            nonlocal temporary
+            if temporary is None or temporary[0] is not error:
+                temporary = error, self._is_temporary(error, places)
+            return temporary[1]
+
         collecting = forgotten_places.set(places)
         try:
             if self.calls is None:
-                self.calls = deque(await router._collect(self.update, on_claim))
+                self._attempts += 1
+                self.calls = deque(await router._collect(self.update, on_claim, is_temporary, self._attempts))
             send = sender.send if router.send is None else router.send
             while self.calls:
                 await _portal.call(send, self.calls[0])
@@ -69,13 +78,15 @@ class Unfinished:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise
-            if self._is_temporary(error, places):
+            if is_temporary(error):
                 raise
             key = _key_of(router, self.update)
             logger.exception("the handler of update %s failed (key %s)", self.update.update_id, key)
             self.calls = deque()
         finally:
             forgotten_places.reset(collecting)
+            # The frames of its traceback refer to it.
+            temporary = None
 
     def _is_temporary(self, error: BaseException, forgotten: set[str]) -> bool:
         """Return whether another attempt may succeed. ``forgotten``: the records that the handler has deleted."""

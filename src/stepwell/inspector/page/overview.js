@@ -55,7 +55,7 @@ function summary(found) {
 function processesOf(found) {
   return card("Processes", "seen in the last minute", list(["process", "runs", "a minute", "started", "seen"], found.processes.map((row) => [
     `${row.host} ${row.pid}`, `${row.kind} ${row.names.join(", ")}`,
-    `${row.done} ${row.kind === "bot" ? "updates" : "runs"}${row.failed ? `, ${row.failed} failed` : ""}`, moment(row.started_at), moment(row.seen_at)]),
+    `${row.done} ${row.kind === "bot" ? "updates" : "runs"}${row.failed ? `, ${row.failed} failed` : ""}${row.retried ? `, ${row.retried} retried` : ""}`, moment(row.started_at), moment(row.seen_at)]),
   "No process that runs a bot or a worker was seen."));
 }
 
