@@ -145,7 +145,8 @@ async def sse(entries: AsyncIterator[StreamEntry], *, heartbeat: float = 15.0) -
 
     A browser that reconnects sends the last id in the header ``Last-Event-ID``; pass it as ``after``. The last event
     has the name ``end``: close the ``EventSource`` then. If there is no such run, it is the only event, and its data
-    has an ``error``. Without values a comment is sent every ``heartbeat`` seconds::
+    has an ``error``. When the ``execution`` of a ``step`` changes, it has begun again: remove what you show of it.
+    Without values a comment is sent every ``heartbeat`` seconds::
 
         async def tokens(request):
             after = int(request.headers.get("last-event-id", 0))
