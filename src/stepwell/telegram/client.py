@@ -35,6 +35,8 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0
 CONNECTIONS, KEEP_ALIVE = 100, 30.0
 #: The status of a method that the server does not have. Not retryable.
 NOT_IMPLEMENTED = 501
+#: The status of a request that is too large for the server. Telegram sends no JSON with it. Not retryable.
+TOO_LARGE = 413
 
 _METHOD = re.compile(r"[A-Za-z]+")
 
@@ -46,8 +48,9 @@ class BotClient:
             message = await client.call("sendMessage", chat_id=42, text="Hello")
 
     Calls of one chat leave in order, one at a time, within ``limits``. A call is retried when Telegram asks to wait
-    (429), fails (5xx) or cannot be reached, for at most ``patience`` seconds. ``timeout`` is the time in seconds for
-    one answer. Entering the client is optional; ``close()`` it at the end.
+    (429), fails (5xx) or cannot be reached, for at most ``patience`` seconds. A page of a proxy is no answer, whatever
+    its status is: only JSON with ``"ok": false`` refuses a call. ``timeout`` is the time in seconds for one answer.
+    Entering the client is optional; ``close()`` it at the end.
     """
 
     def __init__(
@@ -142,7 +145,7 @@ class BotClient:
                 pause = answer.retry_after or 1.0
                 link.queue.hold(None if turn is None else turn.chat.id, pause)
                 logger.warning("%s: Telegram asks to wait %g s", call.method, pause)
-            elif answer.code is None or (answer.code >= 500 and answer.code != NOT_IMPLEMENTED):
+            elif answer.foreign or answer.code is None or (answer.code >= 500 and answer.code != NOT_IMPLEMENTED):
                 pause = jittered(backoff(failures + 1, FIRST_PAUSE, LONGEST_PAUSE))
                 link.failed(call.method, answer.text)
             else:
@@ -168,10 +171,9 @@ class BotClient:
         if ok is True:
             return _Answer(status, "", result=parsed.get("result"), accepted=True)
         if ok is not False:
-            # A proxy or another server has answered.
             wait = float(header) if header.isascii() and header.isdigit() else None
             why = f"HTTP status {status} from {link.server}, no answer of the Bot API"
-            return _Answer(None if status == 200 else status, why, wait)
+            return _Answer(None if status == 200 else status, why, wait, foreign=status != TOO_LARGE)
         return self._error_in(parsed, status)
 
     def _error_in(self, parsed: dict[str, Any], status: int) -> _Answer:
@@ -191,7 +193,7 @@ class BotClient:
         return kind(call.method, answer.code, answer.text, migrate_to_chat_id=answer.migrate_to)
 
     def _given_up(self, call: _Call, answer: _Answer, *, others_accepted: bool) -> BotApiError:
-        if answer.code is not None and answer.code >= 500 and others_accepted:
+        if answer.code is not None and answer.code >= 500 and others_accepted and not answer.foreign:
             # The server fails for this call only, and would again.
             return self._refused(call, answer)
         return BotUnavailable(call.method, answer.code, answer.text, retry_after=answer.retry_after)
@@ -234,6 +236,8 @@ class _Answer(NamedTuple):
     migrate_to: int | None = None
     result: Any = None
     accepted: bool = False
+    #: A proxy or another server has answered in place of the Bot API.
+    foreign: bool = False
 
 
 class _Link:
