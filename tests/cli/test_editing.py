@@ -328,6 +328,11 @@ async def test_a_parked_run_is_answered_and_cancelled_without_its_code(
     assert cancelled.json["cancelled"] == ["bad"]
     run = (await command("runs", "bad", "--json")).json
     assert (run["status"], run["reason"]) == ("cancelled", "paid twice")
+    again = await command("cancel", "bad", "--reason", "other", "--yes")
+    assert (again.code, again.logged) == (0, [])
+    assert again.out == "bad: order cancelled at stock\nbad is cancelled already; nothing was changed\n"
+    assert (await command("cancel", "bad", "--json")).json["already"] == ["bad"]
+    assert (await command("runs", "bad", "--json")).json["reason"] == "paid twice"
     refused = await command("resume", "bad", "--yes")
     assert "is cancelled" in refused.err
     assert "To continue it here" not in refused.err

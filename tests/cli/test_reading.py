@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stepwell import open_storage, sync
-from stepwell.nodes import Node, NodeFlow, Parked, Wait, parallel, step
+from stepwell.nodes import BatchNode, Node, NodeFlow, Parked, Wait, linear, parallel, step
 from tests.backends import Backend
 from tests.cli.conftest import Command
 
@@ -124,6 +124,24 @@ async def test_runs_lists_runs_by_status_and_shows_one(
     shown = await command("runs", "asks")
     assert "Really?" in shown.out
     assert "stepwell answer asks" in shown.err
+
+
+async def test_runs_shows_the_progress_of_a_batch_with_a_long_name(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Download(BatchNode):
+        def prep(self, shared: Any) -> list[int]:
+            return [1, 0]
+
+        def exec(self, item: int) -> float:
+            return 1 / item
+
+    url = f"sqlite:///{tmp_path}/runs.db"
+    monkeypatch.setenv("STEPWELL_STORAGE", url)
+    async with open_storage(url) as storage:
+        with pytest.raises(ZeroDivisionError):
+            await linear(Download(name="attachments"), name="mail").run({}, storage=storage, flow_id="r")
+    assert "\nbatch attachments 1 of 2\n" in (await command("runs", "r")).out
 
 
 async def test_runs_shows_the_children_and_the_ids_of_several_waits(

@@ -109,9 +109,12 @@ async def test_collect_runs_all_children_and_raises_their_errors_together(storag
     odd = Odd()
     flow, child = failing(storage, odd, on_error="collect", concurrency=2)
     async with worker([flow, child]):
-        with pytest.raises(RunFailed, match="2 of 4 children of 'map' failed"):
+        with pytest.raises(RunFailed, match="2 of 4 children of 'map' failed") as failed:
             await (await flow.submit({"n": 4}, flow_id="r")).result(20)
-    assert len(await ids_of(storage)) == 4
+    children = await ids_of(storage)
+    assert len(children) == 4
+    named = [each for each in children if repr(each) in failed.value.message]
+    assert named == [run.flow_id async for run in child.runs("failed")]
     odd.broken.clear()
     assert await child.retry() == 2
     assert await flow.retry() == 1

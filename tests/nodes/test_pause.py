@@ -224,6 +224,25 @@ async def test_a_queued_run_is_paused_and_starts_when_it_is_resumed(queues: Stor
     assert len(ran) == 4
 
 
+async def test_a_run_of_another_flow_is_refused_with_what_was_asked(storage: Storage) -> None:
+    flow, other = linear(Wait("x"), name="one", storage=storage), linear(Say([], "a"), name="other", storage=storage)
+    await parked(flow.run(flow_id="r"))
+    for act, done in (
+        (other.cancel("r"), "cancelled"),
+        (other.pause("r"), "paused"),
+        (other.answer("r", 1), "answered"),
+        (other.signal("r", "go"), "signalled"),
+        (other.resume("r"), "resumed"),
+    ):
+        with pytest.raises(FlowChanged) as refused:
+            await act
+        said = f"run 'r' cannot be {done} with this flow: it is a run of flow 'one', not of 'other'"
+        assert str(refused.value) == said
+    await flow.pause("r")
+    with pytest.raises(FlowChanged, match="run 'r' cannot be retried with this flow"):
+        await other.retry("r")
+
+
 # Retries
 
 
@@ -243,13 +262,19 @@ async def test_failed_runs_are_retried_by_a_worker_where_they_stopped(queues: St
     broken = False
     assert await flow.retry(limit=2) == 2
     assert len([run async for run in flow.runs("queued")]) == 2
-    assert await flow.retry(["r0", "r1", "r2", "r3", "r4", "none"]) == 3
+    with pytest.raises(UnknownRun, match="there is no run 'typo'") as unknown:
+        await flow.retry(["r0", "typo", "r1", "none"])
+    assert unknown.value.__notes__ == ["There is no run 'none' either. No run was retried."]
+    assert await flow.retry(each for each in ["r0", "r1", "r2", "r3", "r4"]) == 3
     assert await flow.retry() == 0
     async with worker([flow]):
         for number in range(5):
             assert await finished(flow, f"r{number}") == {"said": ["a"]}
     assert len(ran) == 5
     assert await queues.queues(RUNS, limit=10) == []
+    await linear(Say([], "a"), storage=queues).run(flow_id="gone")
+    # It has finished, perhaps after a retry of somebody else.
+    assert await flow.retry("gone") == 0
     with pytest.raises(InvalidOption, match="choose 'failed', 'stuck' or 'paused'"):
         await flow.retry(status="parked")  # type: ignore[arg-type]
     for wrong in (-1, True, 1.5):

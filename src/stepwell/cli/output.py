@@ -70,7 +70,7 @@ def print_fields(fields: dict[str, Any]) -> None:
     """Print names and values below each other, without those that are missing."""
     for name, value in fields.items():
         if value is not None or name in ("flow", "state"):
-            print(f"{name:<10}{cell(value)}")
+            print(f"{name:<9} {cell(value)}")
 
 
 def print_tree(name: str, tree: Any) -> None:

@@ -6,6 +6,7 @@ import argparse
 import shlex
 from collections.abc import Awaitable, Callable
 
+from stepwell._counted import counted
 from stepwell.cli.arguments import positive, stored_value
 from stepwell.cli.code import flow_named
 from stepwell.cli.command import Commands, Work, add_command, add_yes, confirmed, with_storage
@@ -163,9 +164,14 @@ def _stopping(
         if not options.json:
             for run in found:
                 print(f"{cell(run.flow_id)}: {cell(run.flow)} {run.status} at {cell(run.node)}")
-        ids = [run.flow_id for run in found]
+        ids = [run.flow_id for run in found if run.status != done]
+        already = [run.flow_id for run in found if run.status == done]
+        told = {"runs": [run.flow_id for run in found], "already": already}
         if options.dry_run:
-            return report(options, {done: [], "runs": ids}, "nothing was changed (dry run)")
+            return report(options, {done: [], **told}, "nothing was changed (dry run)")
+        if not ids:
+            are = f"{', '.join(map(cell, already))} {'is' if len(already) == 1 else 'are'}"
+            return report(options, {done: [], **told, "failed": []}, f"{are} {done} already; nothing was changed")
         if not confirmed(options, f"{verb} {'this run' if len(ids) == 1 else f'these {len(ids)} runs'}?"):
             return 1
         stopped, failed = [], []
@@ -176,8 +182,10 @@ def _stopping(
                 failed.append({"id": each, "error": str(error)})
             else:
                 stopped.append(each)
-        text = f"{done} {len(stopped)} {'run' if len(stopped) == 1 else 'runs'}"
-        report(options, {done: stopped, "runs": ids, "failed": failed}, text)
+        text = f"{done} {counted(len(stopped), 'run')}"
+        if already:
+            text += f"; {done} already: {', '.join(map(cell, already))}"
+        report(options, {done: stopped, **told, "failed": failed}, text)
         for problem in failed:
             note(f"stepwell: not {done}: {cell(problem['id'])}: {cell(problem['error'])}")
         return 1 if failed else 0

@@ -291,12 +291,14 @@ class FlowChanged(NodeFlowError, ValueError):
             print("it has ended")
     """
 
-    def __init__(self, flow_id: str, differences: list[str], *, stuck: bool = False) -> None:
+    def __init__(self, flow_id: str, differences: list[str], *, stuck: bool = False, asked: str = "resumed") -> None:
         self.flow_id: str = flow_id
         #: What does not fit, as sentences.
         self.differences: list[str] = differences
         #: Whether its status is ``stuck`` now; otherwise the record was not changed.
         self.stuck: bool = stuck
+        #: What the call wanted: ``"resumed"``, ``"cancelled"``, ``"answered"``, ...
+        self.asked: str = asked
         super().__init__(self._text())
 
     def _text(self) -> str:
@@ -305,7 +307,7 @@ class FlowChanged(NodeFlowError, ValueError):
             f"the flow renamed= or revision= with migrate=, then call flow.resume({self.flow_id!r}), or remove the run "
             "with StateStorage(storage).cleanup()"
             if self.stuck
-            else f"run {self.flow_id!r} cannot be resumed with this flow: {'; '.join(self.differences)}"
+            else f"run {self.flow_id!r} cannot be {self.asked} with this flow: {'; '.join(self.differences)}"
         )
 
 

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ChildMap"]
 
+#: How many failed children an error names.
+NAMED = 5
+
 
 class ChildMap(BaseNode):
     """A node that runs a flow once for each item of ``prep``, each as a child run with its own retries and waits.
@@ -114,7 +117,7 @@ class _Children:
         self._running: list[int] = list(self._wait["running"])
         #: With ``"collect"``: the items whose children have failed.
         self._failed: list[int] = list(self._wait.get("failed", ()))
-        self._errors: list[Exception] = []
+        self._errors: list[RunFailed | RunStuck | RunCancelled | UnknownRun] = []
         self._parts: list[list[Any]] = journal.parts_of(stage.path, "done")
         self._done: dict[int, Any] = {
             index: Failed(items[index], KeptError(*error)) if error else result
@@ -137,7 +140,10 @@ class _Children:
         self._record(list(self._done)[before:])
         if self._errors and (self._node.on_error == "stop" or not self._running):
             await self._branch.save(self._path)
-            conclude(self._node.on_error, self._errors, f"of {len(self._items)} children of {self._path!r}")
+            what = f"of {len(self._items)} children of {self._path!r}"
+            names = [repr(error.flow_id) for error in self._errors]
+            more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+            conclude(self._node.on_error, self._errors, what, names=", ".join(names[:NAMED]) + more)
         if self._running:
             if self._journal.recoveries:
                 self._journal.recover()
@@ -165,7 +171,7 @@ class _Children:
     def _child(self, index: int) -> RunHandle:
         return RunHandle(children.id_of_child(self._wait["step"], index), self._node.flow, self._storage)
 
-    async def _outcome(self, index: int) -> dict[str, Any] | Exception | None:
+    async def _outcome(self, index: int) -> dict[str, Any] | RunFailed | RunStuck | RunCancelled | UnknownRun | None:
         """Return the final state of a child or the error in its place, or ``None`` if it has not ended."""
         try:
             return await self._child(index)._final(self._storage)

@@ -133,7 +133,8 @@ class FlowRuns(NodeGraph):
     ) -> int:
         """Put runs that have failed, are stuck or paused into the queue again, and return how many.
 
-        A worker continues each of them at the node that it stopped at.
+        A worker continues each of them at the node that it stopped at. Raises ``UnknownRun`` if there is no run of one
+        of the ids; none is put into the queue then. A run that has finished is left out.
 
         :param flow_ids: the ids of the runs, or one id; by default all runs of ``status``.
         :param status: ``"failed"``, ``"stuck"`` or ``"paused"``.

@@ -53,7 +53,7 @@ async def answer(flow: BaseFlow, given: str, value: Any, *, storage: Storage, on
     wait_id = None if flow_id == given else given
 
     async def message_of(place: Place, table: dict[str, Any]) -> Mapping[str, Any] | None:
-        _check_flow(flow, flow_id, place)
+        _check_flow(flow, flow_id, place, "answered")
         asked = None if wait_id is None else WaitId.read(wait_id)
         if asked is not None and asked.run != table.get("run", ""):
             raise RunFinished(flow_id, wait_id)
@@ -106,7 +106,7 @@ async def signal(flow: BaseFlow, flow_id: str, name: str, value: Any, *, storage
     check_name("the signal", name)
 
     async def message_of(place: Place, table: dict[str, Any]) -> Mapping[str, Any] | None:
-        _check_flow(flow, flow_id, place)
+        _check_flow(flow, flow_id, place, "signalled")
         _check_not_ended(flow_id, table)
         _check_storable(storage, flow_id, None, value, "the signal")
         message = {"name": name, "value": value}
@@ -123,7 +123,7 @@ async def cancel(flow: BaseFlow, flow_id: str, reason: str | None, *, storage: S
         raise InvalidOption(f"reason={reason!r}: give a text, or None")
 
     async def message_of(place: Place, table: dict[str, Any]) -> Mapping[str, Any] | None:
-        _check_flow(flow, flow_id, place)
+        _check_flow(flow, flow_id, place, "cancelled")
         if table["status"] == "finished":
             raise RunFinished(flow_id)
         return None if table["status"] == "cancelled" else {"reason": reason}
@@ -138,7 +138,7 @@ async def pause(flow: BaseFlow, flow_id: str, *, storage: Storage) -> None:
     """Pause a run, and return when it has stopped."""
 
     async def message_of(place: Place, table: dict[str, Any]) -> Mapping[str, Any] | None:
-        _check_flow(flow, flow_id, place)
+        _check_flow(flow, flow_id, place, "paused")
         return {} if _can_pause(table, flow_id) else None
 
     await _check_unreplaced(storage, flow_id)
@@ -202,6 +202,8 @@ async def retry(
         raise InvalidOption(f"flow_ids={flow_ids!r}: give a list of ids, one id, or None")
     retried = 0
     if flow_ids is not None:
+        flow_ids = list(flow_ids)
+        await _check_exist(storage, flow_ids)
         for flow_id in flow_ids:
             if limit is not None and retried >= limit:
                 break
@@ -214,6 +216,25 @@ async def retry(
     return retried
 
 
+async def _check_exist(storage: Storage, flow_ids: Iterable[str]) -> None:
+    """Raise ``UnknownRun`` if there is no run of one of these ids; one that has finished may be gone."""
+    unknown: list[UnknownRun] = []
+    for flow_id in flow_ids:
+        if await storage.perform(Get(storage.address(RUNS, flow_id))) is None:
+            try:
+                await runs.raise_missing(storage, flow_id)
+            except RunFinished:
+                pass
+            except UnknownRun as error:
+                unknown.append(error)
+    if unknown:
+        others = ", ".join(repr(each.flow_id) for each in unknown[1:])
+        unknown[0].add_note(
+            f"There is no run {others} either. No run was retried." if others else "No run was retried."
+        )
+        raise unknown[0]
+
+
 async def _retry(
     flow: BaseFlow, flow_id: str, statuses: Collection[str], *, storage: Storage, named: bool = False
 ) -> bool:
@@ -223,7 +244,7 @@ async def _retry(
             table = table_of(slot.place, slot.address) if slot.found else None
             if table is None or table["status"] not in statuses:
                 return False
-            _check_flow(flow, flow_id, slot.place)
+            _check_flow(flow, flow_id, slot.place, "retried")
             if "parent" in table and await children.is_cancelled(storage, table["parent"]):
                 if named:
                     raise UsageError(
@@ -276,9 +297,10 @@ async def _check_unreplaced(storage: Storage, flow_id: str) -> None:
         await monitor.status(storage, flow_id)
 
 
-def _check_flow(flow: BaseFlow, flow_id: str, place: Place) -> None:
+def _check_flow(flow: BaseFlow, flow_id: str, place: Place, asked: str) -> None:
     if place.flow != flow._title():
-        raise FlowChanged(flow_id, [f"it is a run of flow {place.flow!r}, not of {flow._title()!r}"])
+        differs = f"it is a run of flow {place.flow!r}, not of {flow._title()!r}"
+        raise FlowChanged(flow_id, [differs], asked=asked)
 
 
 async def _was_asked(storage: Storage, flow_id: str, table: dict[str, Any], asked: WaitId) -> bool:

@@ -141,15 +141,17 @@ def attach(error: BaseException, others: Sequence[BaseException]) -> None:
     last.__context__ = BaseExceptionGroup("further errors", further)
 
 
-def conclude(on_error: OnError, failures: Sequence[Exception], what: str, *, fatal: Exception | None = None) -> None:
+def conclude(
+    on_error: OnError, failures: Sequence[Exception], what: str, *, fatal: Exception | None = None, names: str = ""
+) -> None:
     """Raise according to the policy, after everything has ended.
 
     ``failures`` are in the order in which they happened. ``fatal`` is an error of the batch or the branches as a
-    whole, which is raised under every policy.
+    whole, which is raised under every policy. ``names`` are those of what has failed, for the message.
     """
     if on_error == "collect" and failures:
         errors = [*failures, fatal] if fatal is not None else failures
-        raise ExceptionGroup(f"{len(failures)} {what} failed", errors)
+        raise ExceptionGroup(f"{len(failures)} {what} failed{names and f': {names}'}", errors)
     if fatal is not None:
         _raise_with(fatal, failures)
     if on_error == "stop" and failures:
