@@ -162,28 +162,6 @@ async def test_the_next_commit_of_a_holder_does_not_hide_a_lost_field(path: str)
             await storage.get_data(BOT, KEY)
 
 
-async def test_a_record_of_an_earlier_release_is_read_and_gets_its_checksum_with_the_next_write(path: str) -> None:
-    for merge in (False, True):
-        await write(path)
-        damage(path, "UPDATE record SET names = NULL, part_names = NULL, checksum = NULL")
-        async with SQLiteStorage(path) as storage:
-            assert await storage.get_state(BOT, KEY) == State("flow", "state", DATA)
-            if merge:
-                await storage.update_data(BOT, KEY, {"count": 42})
-            else:
-                async with Slot(storage, BOT, KEY) as slot:
-                    slot.data["count"] = 42
-                    await slot.commit()
-            assert await storage.get_data(BOT, KEY) == {**DATA, "count": 42}
-            async with Slot(storage, BOT, KEY) as slot:
-                assert await slot.parts() == {"a": 1, "b": 2}
-        damage(path, DAMAGES["a field is gone"])
-        async with SQLiteStorage(path) as storage:
-            with pytest.raises(CorruptRecord):
-                await storage.get_data(BOT, KEY)
-        Path(path).unlink()
-
-
 async def test_a_lease_of_another_type_has_ended(path: str) -> None:
     async with SQLiteStorage(path) as storage:
         address = storage.address(BOT, KEY)

@@ -1,36 +1,15 @@
-"""The schema of an SQLite file, its migrations, and the plans of its queries."""
+"""The schema of an SQLite file and the plans of its queries."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import apsw
 import pytest
 
-from stepwell import SQLiteStorage, State
-from stepwell.slot import Slot
+from stepwell import SQLiteStorage
 from stepwell.storage.sqlite.columns import Row, row_and_sizes, update
-from stepwell.storage.sqlite.schema import APPLICATION, QUERIES, VERSION, migrations, prepare, schema
-
-
-def tables(*scripts: str) -> list[tuple[object, ...]]:
-    connection = apsw.Connection(":memory:")
-    for script in scripts:
-        connection.execute(script)
-    return tables_in(connection)
-
-
-def tables_in(connection: apsw.Connection) -> list[tuple[object, ...]]:
-    """Return tables and indexes as SQL, without comments and layout, which ``ALTER TABLE`` changes."""
-    found = connection.execute("SELECT type, name, sql FROM sqlite_schema")
-    plain = [(kind, name, " ".join(re.sub("--.*", "", sql or "").split())) for kind, name, sql in found]
-    return sorted(plain)
-
-
-def test_the_schema_equals_the_sum_of_its_migrations() -> None:
-    assert tables(schema()) == tables(*migrations())
-    assert len(migrations()) == VERSION
+from stepwell.storage.sqlite.schema import APPLICATION, QUERIES, VERSION, prepare, schema
 
 
 def test_a_file_that_another_process_creates_meanwhile_is_not_the_database_of_another_program(tmp_path: Path) -> None:
@@ -47,79 +26,6 @@ def test_a_file_that_another_process_creates_meanwhile_is_not_the_database_of_an
     prepare(execute, path)
     assert first.pragma("application_id") == APPLICATION
     assert first.pragma("user_version") == second.pragma("user_version") == VERSION
-
-
-async def test_an_older_file_is_migrated_and_keeps_its_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from stepwell.storage.sqlite import schema as schema_module
-
-    path = str(tmp_path / "bot.db")
-    async with SQLiteStorage(path) as storage:
-        await storage.set_state("bot", 1, State("a", "b", {"c": 1}))
-    with monkeypatch.context() as patch:
-        patch.setattr(schema_module, "VERSION", VERSION + 1)
-        patch.setattr(schema_module, "migrations", lambda: [*migrations(), "ALTER TABLE memo ADD COLUMN extra TEXT"])
-        for _ in range(2):
-            async with SQLiteStorage(path) as storage:
-                assert await storage.get_state("bot", 1) == State("a", "b", {"c": 1})
-    connection = apsw.Connection(path)
-    assert connection.pragma("user_version") == VERSION + 1
-    assert "extra" in [row[1] for row in connection.execute("PRAGMA table_info(memo)")]
-    connection.close()
-
-
-async def test_a_file_of_the_first_schema_is_migrated_and_keeps_its_contents(tmp_path: Path) -> None:
-    # Records, fields, memos and tags of the current schema, in the tables of the first one.
-    path, old = str(tmp_path / "new.db"), str(tmp_path / "old.db")
-    async with SQLiteStorage(path) as storage:
-        async with Slot(storage, "bot", 1) as slot:
-            slot.flow, slot.state, slot.data["text"] = "a", "b", "x" * 3000
-            await slot.commit(tags=("user:1",), memo=["seen"], deadline=50.0, parts={"p": 1})
-        await storage.set_state("bot", 2, State("c", None, {"n": 2}))
-        await storage.clear("bot", 2)
-    connection = apsw.Connection(old)
-    connection.execute(migrations()[0])
-    connection.execute("ATTACH ? AS new", (path,))
-    columns = ", ".join(row[1] for row in connection.execute("PRAGMA main.table_info(record)"))
-    connection.execute(f"INSERT INTO main.record SELECT {columns.replace('size', 'bytes')} FROM new.record")
-    for table in ("field", "part", "memo", "tag"):
-        connection.execute(f"INSERT INTO main.{table} SELECT * FROM new.{table}")
-    connection.execute("DETACH new")
-    connection.execute(f"PRAGMA application_id = {APPLICATION}; PRAGMA user_version = 1")
-    connection.close()
-
-    async with SQLiteStorage(path) as ours, SQLiteStorage(old) as migrated:
-        for key in (1, 2):
-            assert await migrated.get_state("bot", key) == await ours.get_state("bot", key)
-        assert await migrated.traces("bot", "user:1") == [migrated.address("bot", 1)]
-        assert await migrated.due("bot", before=1e12) == await ours.due("bot", before=1e12)
-        async with Slot(migrated, "bot", 1) as slot:
-            assert (slot.memo, slot.tags, await slot.parts()) == (["seen"], ("user:1",), {"p": 1})
-            slot.data["n"] = 1
-            await slot.commit()
-    connection = apsw.Connection(old)
-    assert tables_in(connection) == tables(schema())
-    assert connection.pragma("user_version") == VERSION
-    connection.close()
-
-
-async def test_a_migration_that_fails_leaves_the_file_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from stepwell.errors import StorageUnavailable
-    from stepwell.storage.sqlite import schema as schema_module
-
-    path = str(tmp_path / "bot.db")
-    async with SQLiteStorage(path) as storage:
-        await storage.set_state("bot", 1, State("a"))
-    broken = "ALTER TABLE memo ADD COLUMN extra TEXT; ALTER TABLE nowhere ADD COLUMN extra TEXT"
-    with monkeypatch.context() as patch:
-        patch.setattr(schema_module, "VERSION", VERSION + 1)
-        patch.setattr(schema_module, "migrations", lambda: [*migrations(), broken])
-        with pytest.raises(StorageUnavailable):
-            await SQLiteStorage(path).open()
-    async with SQLiteStorage(path) as storage:
-        assert await storage.get_state("bot", 1) == State("a")
-    assert "extra" not in [row[1] for row in apsw.Connection(path).execute("PRAGMA table_info(memo)")]
 
 
 #: The lookups of a record and its fields, and of a range of its parts.

@@ -33,12 +33,12 @@ class Row(NamedTuple):
     bytes: int = 0
     expires_at: float | None = None
     deadline: float | None = None
-    #: The sums of ``name_hash`` of all fields and of all parts; ``None``: last written by an earlier release.
-    names: int | None = 0
-    part_names: int | None = 0
+    #: The sums of ``name_hash`` of all fields and of all parts.
+    names: int = 0
+    part_names: int = 0
     #: The text of ``queue_text`` and ``time_text``.
     queue: str | None = None
-    checksum: int | None = None
+    checksum: int = 0
 
 
 #: The row of an address without a record.
@@ -67,10 +67,7 @@ def checksum(address: Sequence[str], columns: tuple[Any, ...]) -> int:
     flow, state = "None" if flow is None else flow, "None" if state is None else state
     head, tags = "None" if head is None else head, "None" if tags is None else tags
     expires_at, deadline = -1.0 if expires_at is None else expires_at, -1.0 if deadline is None else deadline
-    text = f"{namespace}\n{key}\n{write}\n{base}\n{flow}\n{state}\n{head}\n{tags}"
-    if queue is not None:
-        # Rows without a queue have the checksum of earlier releases.
-        text = f"{text}\n{queue}"
+    text = f"{namespace}\n{key}\n{write}\n{base}\n{flow}\n{state}\n{head}\n{tags}\n{queue}"
     return crc32(text.encode() + _pack(number, written_at, alive, size, expires_at, deadline, names, parts))
 
 

@@ -68,9 +68,6 @@ SELECT name, value FROM field WHERE namespace = ?1 AND key = ?2;
 UNION ALL
 SELECT NULL, value FROM memo WHERE namespace = ?1 AND key = ?2 AND until > ?3;
 
--- name: part_names
-SELECT name FROM part WHERE namespace = ?1 AND key = ?2;
-
 -- name: has_contents
 SELECT EXISTS (SELECT 1 FROM field WHERE namespace = ?1 AND key = ?2)
     OR EXISTS (SELECT 1 FROM part WHERE namespace = ?1 AND key = ?2);

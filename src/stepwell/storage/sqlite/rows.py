@@ -361,9 +361,6 @@ class Rows:
         ``sizes``: the sizes of the changed fields before it.
         """
         size, names, part_names = row.bytes, row.names, row.part_names
-        if names is None or part_names is None:
-            names = sum(map(name_hash, self.fields(address)))
-            part_names = sum(map(name_hash, [name for (name,) in self.read(QUERIES["part_names"], address)]))
         texts, parts = change.set, change.parts
         for name, before in zip(changed, sizes, strict=True):
             text = texts.get(name)

@@ -1,4 +1,4 @@
-"""The schema of an SQLite file: creating it, migrating it, and refusing newer ones."""
+"""The schema of an SQLite file: creating it, and refusing newer ones."""
 
 from __future__ import annotations
 
@@ -10,24 +10,20 @@ from typing import Any
 from stepwell.errors import NewerSchema, StorageUnavailable
 from stepwell.storage.sqlite.columns import Row
 
-__all__ = ["APPLICATION", "QUERIES", "VERSION", "migrations", "prepare", "schema"]
+__all__ = ["APPLICATION", "QUERIES", "VERSION", "prepare", "schema"]
 
 #: The application id in the header of the file.
 APPLICATION = int.from_bytes(b"Swll", "big")
+#: The version of the schema in this release.
+VERSION = 1
 
 _FOLDER = files("stepwell.storage.sqlite")
 _INSERTED = re.compile(r"@(\w+)@")
 _COMMENT = re.compile(r"--.*")
 
 
-def migrations() -> list[str]:
-    """Return the migration scripts in order; the n-th one creates version n."""
-    names = sorted(entry.name for entry in _FOLDER.iterdir() if entry.name[:3].isdigit())
-    return [(_FOLDER / name).read_text("utf-8") for name in names]
-
-
 def schema() -> str:
-    """Return the current schema as one script; it equals the sum of the migrations."""
+    """Return the schema as one script."""
     return (_FOLDER / "schema.sql").read_text("utf-8")
 
 
@@ -44,26 +40,23 @@ def _queries() -> dict[str, str]:
 
 #: Statements by name.
 QUERIES = _queries()
-VERSION = len(migrations())
 
 
 def prepare(execute: Callable[[str], Any], where: str) -> None:
-    """Create or migrate the tables. Several processes may call this at once; one of them does the work."""
+    """Create the tables of an empty file. Several processes may call this at once; one of them does the work."""
     # One transaction, so that a file which another process creates is seen as empty or as whole.
     execute("BEGIN")
     try:
         found = _found(execute, where)
     finally:
         execute("ROLLBACK")
-    if found == VERSION:
+    if found:
         return
     execute("BEGIN IMMEDIATE")
     try:
-        # Another process may have migrated the file in the meantime.
-        found = _found(execute, where)
-        if found < VERSION:
-            for script in migrations()[found:] if found else [schema()]:
-                execute(script)
+        # Another process may have created the tables in the meantime.
+        if not _found(execute, where):
+            execute(schema())
             execute(f"PRAGMA application_id = {APPLICATION}")
             execute(f"PRAGMA user_version = {VERSION}")
         execute("COMMIT")

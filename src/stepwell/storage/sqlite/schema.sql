@@ -1,6 +1,6 @@
 -- A record, or its tombstone (alive = 0). Times are seconds since 1970. The table has a rowid, so that a row may fill
 -- a page: WITHOUT ROWID, a row of more than a quarter of a page spills to overflow pages, which are freed and allocated again
--- with every update. names, part_names and checksum are NULL in rows that were last written by an earlier release.
+-- with every update.
 CREATE TABLE record (
     namespace  TEXT    NOT NULL,
     key        TEXT    NOT NULL,
@@ -16,10 +16,10 @@ CREATE TABLE record (
     bytes      INTEGER NOT NULL,  -- of all fields and parts with their names
     expires_at REAL,              -- of a tombstone: when it can be removed
     deadline   REAL,
-    names      INTEGER,           -- the sum of the hashes of its field names
-    part_names INTEGER,           -- the sum of the hashes of its part names
-    checksum   INTEGER,           -- of all other columns and the address
-    queue      TEXT,              -- name, newline, negated priority and time: the order of the queue
+    names      INTEGER NOT NULL,  -- the sum of the hashes of its field names
+    part_names INTEGER NOT NULL,  -- the sum of the hashes of its part names
+    checksum   INTEGER NOT NULL,  -- of all other columns and the address
+    queue      TEXT,              -- name, newline, negated priority and time (storage/queue_text.py)
     PRIMARY KEY (namespace, key)
 ) STRICT;
 

@@ -52,11 +52,11 @@ def stored(
         if not fields and not parts:
             return None
         damage = MISSING
-    elif row.names is not None and sum(map(name_hash, fields)) != row.names:
+    elif sum(map(name_hash, fields)) != row.names:
         damage = FIELDS_DIFFER
     elif row.expires_at is not None and row.expires_at <= now:
         return None
-    if parts is not None and all_parts and row.part_names is not None and sum(map(name_hash, parts)) != row.part_names:
+    if parts is not None and all_parts and sum(map(name_hash, parts)) != row.part_names:
         parts = {**parts, _DAMAGED: Damage(*_PARTS_DIFFER)}
     return record_of(row, fields, parts, damage)
 
@@ -76,12 +76,9 @@ def record_of(
 
 
 def is_sound(address: Sequence[str], row: Row) -> bool:
-    """Return whether a row matches its checksum. Without a checksum, only the types of its columns are checked."""
-    check = row[-1]
-    if check is None and row.names is None and row.part_names is None:
-        return row.queue is None and all(type(value) in kinds for value, kinds in zip(row, _TYPES, strict=False))
+    """Return whether a row matches its checksum."""
     try:
-        return check == checksum(address, row[:-1])
+        return bool(row[-1] == checksum(address, row[:-1]))
     except struct.error:
         return False
 
@@ -157,11 +154,3 @@ _LARGEST = 1 << 62
 IS_RECORD, _IS_FIELD = range(2)
 #: Makes a NamedTuple without a call of its constructor, which is a Python function.
 _new = tuple.__new__
-_TEXT = frozenset({str})
-_MAYBE_TEXT = frozenset({str, type(None)})
-_NUMBER, _TIME, _MAYBE_TIME = frozenset({int}), frozenset({float}), frozenset({float, type(None)})
-#: The types of the columns of a row, up to ``deadline``.
-_TYPES = (
-    *(_NUMBER, _TEXT, _TEXT, _TIME, _NUMBER),
-    *(_MAYBE_TEXT, _MAYBE_TEXT, _MAYBE_TEXT, _MAYBE_TEXT, _NUMBER, _MAYBE_TIME, _MAYBE_TIME),
-)
