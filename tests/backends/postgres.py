@@ -27,7 +27,7 @@ WHERE = {
 #: Creating a schema takes far longer. A large table would stay large, because nothing vacuums it.
 EMPTY = """
 do $$ declare name text; begin
-    for name in select tablename from pg_tables where schemaname = '{schema}' and tablename <> 'migrations' loop
+    for name in select tablename from pg_tables where schemaname = '{schema}' and tablename <> 'version' loop
         if pg_total_relation_size(format('{schema}.%I', name)) > 200000 then
             execute format('truncate {schema}.%I', name);
         else

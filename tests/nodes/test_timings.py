@@ -101,7 +101,7 @@ async def test_a_run_without_times_is_read_and_continued(storage: Storage) -> No
     flow = chain(Node(name="first"), Wait(name="ask"), Node(name="end"))
     with pytest.raises(Parked):
         await flow.run({}, storage=storage, flow_id="one", keep=True)
-    # As an earlier release wrote it, and in a form that is not known.
+    # Damaged, and in a form that is not known.
     for times in ({}, {"times": "soon"}):
         async with Slot(storage, RUNS, "one") as slot:
             table = {name: value for name, value in slot.place.stack[0].items() if name != "times"}

@@ -31,7 +31,7 @@ async def test_counts_are_those_of_a_scan_without_expired_records(backend: Backe
     clock.advance(100)
     await storage.set_state("shop", 2, State("a", "x"))
     await storage.set_state("shop", 3, State("a", None))
-    # An earlier release wrote names with control characters.
+    # A storage keeps every name. Only the public functions refuse control characters.
     async with Slot(storage, "shop", 4) as slot:
         slot.place = Place("b\\n", "x\0")
         await slot.commit()

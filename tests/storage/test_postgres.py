@@ -18,17 +18,16 @@ import asyncpg
 import pytest
 
 from stepwell import MemoryStorage, State, Storage, open_storage
-from stepwell.errors import EncodeError, LeaseLost, NewerSchema, StorageFull, StorageUnavailable, TooLarge
+from stepwell.errors import EncodeError, LeaseLost, NewerSchema, StorageFull, StorageUnavailable
 from stepwell.record import Address, Change, Place, Queue, Version
 from stepwell.slot import Slot
 from stepwell.slot.waiters import turn_of
-from stepwell.storage import Applied, Apply, Claim, Claimed, Get, Guard, Operation, Query, Range, Release, Taken
+from stepwell.storage import Applied, Apply, Claim, Claimed, Get, Guard, Operation, Query, Release, Taken
 from stepwell.storage.lane import JOURNAL_LIFE, Batch
 from stepwell.storage.postgres import PostgresStorage, fast_parts, fast_path
 from stepwell.storage.postgres import schema as schemas
 from stepwell.storage.postgres.client import PostgresConnection
-from stepwell.storage.postgres.rows import columns
-from stepwell.storage.postgres.schema import migrations
+from stepwell.storage.postgres.schema import VERSION
 from stepwell.testing import Clock, JournaledStorageContract
 from tests.backends.postgres import Postgres
 from tests.servers import pgbouncer
@@ -145,85 +144,18 @@ def test_a_storage_is_reopened_in_a_new_event_loop() -> None:
         gc.collect()
 
 
-async def test_every_migration_runs_once_and_is_recorded(admin: Any) -> None:
+async def test_a_memo_is_in_its_row_or_in_its_table_and_two_tags_of_a_chat_are_one_row(admin: Any) -> None:
     name = schema()
-    for _ in range(2):
-        async with PostgresStorage(shared().url(), schema=name):
-            pass
-    rows = await admin.fetch(f"select number, name from {name}.migrations order by number")
-    assert [tuple(row) for row in rows] == [(step.number, step.name) for step in migrations()]
-    assert [step.number for step in migrations()] == list(range(1, len(migrations()) + 1))
-
-
-async def test_records_of_a_schema_without_queues_enter_queues_after_the_migration(admin: Any) -> None:
-    name = schema()
-    await admin.execute(f"create schema {name}; create table {name}.migrations (number integer, name text)")
-    for step in migrations()[:4]:
-        await admin.execute(step.sql.replace("@schema@", name))
-        await admin.execute(f"insert into {name}.migrations values ($1, $2)", step.number, step.name)
-    await admin.execute(
-        f"insert into {name}.records (namespace, key, alive, version, write, flow, deadline) "
-        "values ('bot', '1', true, 5, 'w', 'f', 1)"
-    )
-    async with PostgresStorage(shared().url(), schema=name) as storage:
-        address = storage.address("bot", 1)
-        assert [due.address for due in await storage.due("bot", flow="f")] == [address]
-        applied = await storage.perform(Apply(address, Change(write="x", queue=Queue("q", 2)), returning=True))
-        assert (applied.version.number, applied.record.queue) == (6, Queue("q", 2))
-        assert await storage.queued("bot", "q") == [address]
-
-
-async def test_the_size_of_parts_of_an_earlier_release_is_found_out_when_it_is_needed(admin: Any) -> None:
-    name = schema()
-    async with PostgresStorage(shared().url(), schema=name) as storage:
-        address = storage.address("bot", 1)
-        await storage.perform(Apply(address, Change(write="w", parts={"a": "x" * 50, "b": "x" * 50})))
-        # The column was added later. The bound of the size may be too high.
-        await admin.execute(f"update {name}.records set parts_size = null, size = 1000")
-        with pytest.raises(TooLarge, match="takes 133 bytes"):
-            await storage.perform(Apply(address, Change(write="x", parts={"c": "x" * 30}, limit=120)))
-        await storage.perform(Apply(address, Change(write="x", parts={"a": "x" * 10}, limit=120)))
-        assert await admin.fetchval(f"select parts_size from {name}.records") == 62
-        await storage.perform(Apply(address, Change(write="y", drop=Range("b"))))
-        assert tuple(await admin.fetchrow(f"select parts_size, size from {name}.records")) == (11, 11)
-
-
-async def test_memos_and_tags_of_an_earlier_release_are_kept_by_the_migration(admin: Any) -> None:
-    name = schema()
-    await admin.execute(f"create schema {name}; create table {name}.migrations (number integer, name text)")
-    for step in migrations()[:6]:
-        await admin.execute(step.sql.replace("@schema@", name))
-        await admin.execute(f"insert into {name}.migrations values ($1, $2)", step.number, step.name)
-    long = f"user:{'x' * 300}"
-    for key, tags in enumerate((["user:1", "chat:1"], ["chat:1"], [long], ["damaged"])):
-        await admin.execute(
-            f"insert into {name}.records (namespace, key, alive, version, write, tags, memo_until) "
-            "values ('bot', $1, true, 5, 'w', $2, 1e12)",
-            str(key),
-            tags,
-        )
-        await admin.execute(
-            f"insert into {name}.tags select 'bot', {name}.indexed(x), $1 from unnest($2::text[]) x", str(key), tags
-        )
-        await admin.execute(f"insert into {name}.memos values ('bot', $1, 'memo')", str(key))
-    await admin.execute(f"update {name}.records set tags = '{{other}}' where key = '3'")
     async with PostgresStorage(shared().url(), schema=name, sweep_every=None) as storage:
-        found = {
-            tag: [address.key for address in await storage.traces("bot", tag)]
-            for tag in ("user:1", "chat:1", long, "damaged", "1")
-        }
-        assert found == {"user:1": ["0"], "chat:1": ["0", "1"], long: ["2"], "damaged": ["3"], "1": []}
-        assert [entry.key async for entry in storage.scan("bot", tag="user:1")] == [0]
-        # One row for both tags of a private chat.
-        assert await admin.fetchval(f"select count(*) from {name}.tagged where key = '0'") == 1
-        for key in range(4):
+        for key in range(2):
             # The fast path, the function, and back: a memo is short, long and short again.
             address = Address("bot", str(key))
-            expected = "memo"
-            for turn, memo in enumerate(("m", "m" * 300, "n" * 400, "m")):
+            await storage.perform(Apply(address, Change("w", tags=("user:1", "chat:1"), memo="m")))
+            expected = "m"
+            for turn, memo in enumerate(("m" * 300, "n" * 400, "m")):
                 claimed = await storage.perform(Claim(address, "t", 30.0))
                 assert claimed.memo == expected
-                change = Change(f"w{turn}", memo=memo, **({"unset": ["x"]} if key % 2 else {}))
+                change = Change(f"w{turn}", memo=memo, **({"unset": ["x"]} if key else {}))
                 await storage.perform(Apply(address, change, Guard("t", claimed.base)))
                 expected = memo
                 place = await admin.fetchrow(
@@ -232,34 +164,20 @@ async def test_memos_and_tags_of_an_earlier_release_are_kept_by_the_migration(ad
                     str(key),
                 )
                 assert tuple(place) == ((memo, None) if len(memo) <= 256 else (None, memo))
-        # Processes of an earlier release find no lane, and call the function.
-        assert await admin.fetch(f"update {name}.lanes set number = 1 returning id") == []
-        assert await admin.fetch(f"select from {name}.lanes for update") == []
-        earlier = await admin.fetch(f"select key from {name}.tags where namespace = 'bot' and tag = 'chat:1'")
-        assert sorted(row[0] for row in earlier) == ["0", "1"]
-
-
-async def test_processes_of_an_earlier_release_call_the_function_without_ranges(admin: Any) -> None:
-    name = schema()
-    async with PostgresStorage(shared().url(), schema=name) as storage:
-        address = storage.address("bot", 1)
-        write = Apply(address, Change(write="w", parts={"a": "x"}))
-        arguments = (None, 0, None, None, *columns([write]))[:-1]
-        parameters = ", ".join(f"${number + 1}" for number in range(len(arguments)))
-        await admin.fetch(f"select * from {name}.run_batch({parameters})", *arguments)
-        assert (await storage.perform(Get(address, Range("a")))).parts == {"a": "x"}
+            assert await admin.fetchval(f"select count(*) from {name}.tagged where key = $1", str(key)) == 1
 
 
 async def test_a_schema_of_a_newer_release_is_refused(admin: Any) -> None:
     name = schema()
     async with PostgresStorage(shared().url(), schema=name):
         pass
-    await admin.execute(f"insert into {name}.migrations (number, name) values (99, 'of the future')")
+    assert await admin.fetchval(f"select number from {name}.version") == VERSION
+    await admin.execute(f"update {name}.version set number = 99")
     with pytest.raises(NewerSchema, match="upgrade stepwell"):
         await PostgresStorage(shared().url(), schema=name).open()
 
 
-@pytest.mark.parametrize("table", ["records (id int)", "migrations (id int, migration text)", "lanes (id int)"])
+@pytest.mark.parametrize("table", ["records (id int)", "version (id int)", "version (number int)", "journal (id int)"])
 async def test_a_schema_of_another_program_is_refused_and_not_changed(admin: Any, table: str) -> None:
     name = schema()
     await admin.execute(f"create schema {name}; create table {name}.{table}")
@@ -293,7 +211,6 @@ async def test_values_that_jsonb_would_change_are_returned_exactly() -> None:
         "long\0": "\0" * 2000,
     }
     async with open_storage(fresh()) as storage:
-        # An earlier release wrote names with control characters.
         async with Slot(storage, "bot", "nul\0key") as slot:
             slot.place, slot.data = Place("flow\0", "back\\slash"), data
             await slot.commit()
@@ -415,7 +332,7 @@ async def test_no_frequent_statement_scans_a_whole_table() -> None:
                 await _use_everything(storage, start)
                 await asyncio.gather(*(_conversation(storage, n) for n in range(start, start + 300)))
             await _use_everything(storage, 5000)
-        # A migration may read whole tables.
+        # Statements of operators may read whole tables.
         explained = [each for each in _explained(server.log.read_text()) if "create table" not in each["Query Text"]]
     finally:
         server.stop()

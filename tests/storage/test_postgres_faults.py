@@ -29,7 +29,7 @@ from stepwell.storage import Apply, Claim, Get, Query, Release
 from stepwell.storage.postgres import PostgresStorage
 from stepwell.storage.postgres import schema as schema_module
 from stepwell.storage.postgres.client import Options, PostgresConnection, UrlSource
-from stepwell.storage.postgres.schema import migrate, migrations
+from stepwell.storage.postgres.schema import create
 from tests.servers.postgres import PostgresServer, shared
 from tests.servers.process import free_port
 from tests.servers.proxy import Proxy
@@ -365,11 +365,11 @@ async def test_a_lone_write_may_be_cancelled() -> None:
     assert not reported
 
 
-# Migrations
+# Creating the tables
 
 
 class StoppingConnection:
-    """A connection that stops before it sends a migration."""
+    """A connection that stops before it sends a script."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -386,7 +386,7 @@ class StoppingConnection:
         return await self._connection.execute(query, *args)
 
 
-async def test_a_worker_that_stops_during_a_migration_does_not_block_others(
+async def test_a_worker_that_stops_while_it_creates_the_tables_does_not_block_others(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(schema_module, "_IDLE_LIMIT", 0.5)
@@ -395,7 +395,7 @@ async def test_a_worker_that_stops_during_a_migration_does_not_block_others(
 
     async def worker(connection: Any) -> None:
         stopping.set_result(StoppingConnection(connection))
-        await migrate(stopping.result(), "half_made", "here", 5.0)
+        await create(stopping.result(), "half_made", "here", 5.0)
 
     working = asyncio.create_task(postgres.call(worker))
     await (await stopping).stopped.wait()
@@ -406,7 +406,7 @@ async def test_a_worker_that_stops_during_a_migration_does_not_block_others(
         await working
 
 
-async def test_the_error_names_a_session_that_blocks_a_migration(
+async def test_the_error_names_a_session_that_blocks_the_creation_of_the_tables(
     server: PostgresServer, admin: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(schema_module, "_LOCK_WAIT", 0.3)
@@ -414,16 +414,6 @@ async def test_the_error_names_a_session_that_blocks_a_migration(
     named = rf"within 0.3 s: process {pid} of the server \(.* from 127.0.0.1, idle in transaction\)"
     async with admin.transaction():
         await admin.execute("select pg_advisory_xact_lock(hashtextextended('stepwell held_up', 0))")
-        error = await error_of(PostgresStorage(server.url(), schema="held_up", patience=0), 20)
-    assert re.search(named, str(error)), error
-    # The next one changes the table.
-    first = migrations()[:6]
-    with monkeypatch.context() as patch:
-        patch.setattr(schema_module, "migrations", lambda: first)
-        async with PostgresStorage(server.url(), schema="held_up"):
-            pass
-    async with admin.transaction():
-        await admin.execute("lock table held_up.records")
         error = await error_of(PostgresStorage(server.url(), schema="held_up", patience=0), 20)
     assert re.search(named, str(error)), error
     async with PostgresStorage(server.url(), schema="held_up") as storage:

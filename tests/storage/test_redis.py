@@ -53,21 +53,6 @@ class TestRedisClusterStorage(JournaledStorageContract):
         return open_storage(self.url, clock=storage.clock)
 
 
-async def test_deadlines_of_an_earlier_release_are_found_by_flow(clock: Clock) -> None:
-    url = Redis(Path()).place()
-    server, _, prefix = url.partition("?prefix=")
-    async with open_storage(url, clock=clock) as storage, redis.asyncio.from_url(server) as client:
-        for key, flow in ((1, "f"), (2, "g"), (3, None)):
-            await storage.set_state("bot", key, State(flow, "s"))
-            await storage.perform(Apply(storage.address("bot", key), Change(write="w", deadline=1.0)))
-        # Earlier releases had no index by flow.
-        names = [name async for name in client.scan_iter(f"{prefix}:*:f:bot/*")]
-        assert await client.delete(*names) == 3
-        clock.advance(1)
-        for flow, key in (("f", 1), ("g", 2), (None, 3)):
-            assert [due.address for due in await storage.due("bot", flow=flow)] == [storage.address("bot", key)]
-
-
 async def test_the_index_of_parts_exists_only_if_a_range_was_read_and_ends_with_the_record(clock: Clock) -> None:
     url = Redis(Path()).place()
     server, _, prefix = url.partition("?prefix=")
@@ -93,21 +78,6 @@ async def test_the_index_of_parts_exists_only_if_a_range_was_read_and_ends_with_
         clock.advance(11)
         assert (await storage.sweep()).removed == 1
         assert await indexes() == 0
-
-
-async def test_parts_of_an_earlier_release_are_in_the_index(clock: Clock) -> None:
-    url = Redis(Path()).place()
-    server, _, prefix = url.partition("?prefix=")
-    async with open_storage(url, clock=clock) as storage, redis.asyncio.from_url(server) as client:
-        address = storage.address("bot", 1)
-        await storage.perform(Apply(address, Change(write="w", parts={"b": "1", "d": "1"})))
-        assert list((await storage.perform(Get(address, Range("a")))).parts) == ["b", "d"]
-        # Earlier releases did not know the index.
-        (key,) = [name async for name in client.scan_iter(f"{prefix}:*:p:*")]
-        await client.hset(key, mapping={"a": "1", "c": "1"})
-        assert list((await storage.perform(Get(address, Range("a")))).parts) == ["a", "b", "c", "d"]
-        await client.hdel(key, "b")
-        assert list((await storage.perform(Get(address, Range("a", reverse=True)))).parts) == ["d", "c", "a"]
 
 
 async def test_a_release_of_the_driver_that_hides_its_streams_is_supported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The ordered indexes of Redis: chunks that split and vanish, and the indexes of an earlier release."""
+"""The ordered indexes of Redis: chunks that split and vanish."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ import random
 import uuid
 from collections.abc import Sequence
 
-import redis
-
 from stepwell import Storage, open_storage
 from stepwell.record import Address, Change
 from stepwell.storage import Apply
-from stepwell.storage.redis.wire import Keys, tag_of
+from stepwell.storage.redis.wire import tag_of
 from tests.servers.redis import the_server
 
 BOT = "a/bot"
@@ -77,38 +75,3 @@ async def test_chunks_split_stay_compact_and_vanish() -> None:
         await check(storage, set())
         with the_server().client() as client:
             assert {key.partition("}:")[2][0] for key in client.keys(f"{prefix}:*")} <= {"j"}
-
-
-async def test_indexes_of_an_earlier_release_are_taken_over() -> None:
-    prefix = uuid.uuid4().hex
-    async with open_storage(the_server().url(f"?prefix={prefix}"), sweep_every=None) as storage:
-        every = addresses_of_one_tag(storage, COUNT)
-        old, new, gone = every[:300], every[300:], every[100:150]
-        await write(storage, old)
-        with the_server().client() as client:
-            _as_before(client, Keys(prefix), old)
-            await write(storage, gone, delete=True)
-            await write(storage, new)
-            await write(storage, old[:10])
-            await check(storage, set(every) - set(gone), page=100)
-            assert not client.keys(f"{prefix}:*:n:*") + client.keys(f"{prefix}:*:g:*")
-            _as_before(client, Keys(prefix), every)
-            await write(storage, every, delete=True)
-            assert await storage.namespaces() == []
-            assert {key.partition("}:")[2][0] for key in client.keys(f"{prefix}:*")} <= {"j"}
-
-
-def _as_before(client: redis.Redis, keys: Keys, addresses: Sequence[Address]) -> None:
-    """Write the indexes of all records as an earlier release did, in place of those of this one."""
-    for kind in "kt":
-        for key in client.keys(f"{keys.prefix}:*:{kind}:*"):
-            client.delete(key)
-    for address in addresses:
-        record = keys.record(address)
-        if not client.exists(record):
-            continue
-        space = address.text.removesuffix(f"/{address.key}")
-        start = record.partition("r:")[0]
-        client.zadd(f"{start}n:{space}", {address.key: 0})
-        for tag in TAGS:
-            client.zadd(f"{start}g:{space}/{tag}".replace("\n", "\\n"), {address.key: 0})

@@ -1,4 +1,4 @@
-"""``stepwell migrate``: the tables of a storage, and its records to the present revision of their flows."""
+"""``stepwell migrate``: the tables of a storage, and its records at the present revision of their flows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def add(commands: Commands) -> None:
     migrate = add_command(
         commands,
         "migrate",
-        "migrate the tables of a storage, and its records to the present revision of their flows",
+        "create the tables of a storage, and migrate its records to the present revision of their flows",
         action=_migrate,
         example="stepwell migrate bot.py --dry-run",
     )
@@ -34,13 +34,11 @@ def _migrate(options: argparse.Namespace) -> int:
     machines, flows = used(options.code, given_url(options))
 
     async def work(storage: Storage) -> int:
-        # Opening the storage has migrated its tables.
+        # Opening the storage has created its tables.
         settings = await storage.settings()
         schema = settings.get("schema")
         told: dict[str, Any] = {"schema": schema, "migrated": {}, "old": {}, "failed": []}
-        text = (
-            f"the tables have schema version {schema}" if schema is not None else "the storage has no tables to migrate"
-        )
+        text = f"the tables have schema version {schema}" if schema is not None else "the storage has no tables"
         if not options.json:
             print(text)
         for fsm in machines:

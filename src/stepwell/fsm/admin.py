@@ -116,7 +116,7 @@ async def _take_over(source: Slot, slot: Slot, old: int, new: int) -> None:
     # Remembered at the target, so that a repeated move does not bring back a conversation that has ended there.
     mark = f"moved {source.version.write}" if source.version is not None else "moved"
     handled = HandledUpdates(slot)
-    if slot.flow is not None or handled.has(token_of(mark), mark):
+    if slot.flow is not None or handled.has(token_of(mark)):
         # The caller deletes the source next, perhaps on another server.
         await slot.confirm()
         return

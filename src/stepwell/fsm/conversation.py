@@ -132,7 +132,7 @@ class Conversation:
                 ctx.update_id = update_id
                 self._token = token_of(update_id)
                 self._handled = HandledUpdates(slot)
-                if self._handled.has(self._token, update_id):
+                if self._handled.has(self._token):
                     await self._repeat(ctx, slot, self._handled)
             if not ctx.duplicate:
                 if slot.place.times and is_expired(slot):

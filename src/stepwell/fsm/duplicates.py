@@ -56,11 +56,8 @@ class HandledUpdates:
         calls: list[dict[str, Any]] = memo[1]
         return calls
 
-    def has(self, token: str, update_id: int | str) -> bool:
-        """Return whether the update with this token and id was handled."""
-        if token[0] == "#":
-            # Earlier releases stored long ids whole.
-            self.ids = self.ids.replace(f" {_text(update_id)} ", f" {token} ")
+    def has(self, token: str) -> bool:
+        """Return whether the update with this token was handled."""
         return f" {token} " in self.ids
 
     def calls_of(self, token: str) -> list[dict[str, Any]]:

@@ -88,7 +88,7 @@ def _grouped(storage: Storage, rows: list[StateCount]) -> AllCounts:
     for row in rows:
         if row.namespace == namespace:
             flow = "" if row.flow is None else flow_of_index(row.flow)[0]
-            # Runs of an earlier release have no status in the index.
+            # A record that has no position yet has no status in the index.
             status = row.state or "unknown"
             # Revisions of a flow are separate rows.
             known = found.get((flow, status), RunCount(flow, status, 0, row.oldest))

@@ -91,7 +91,7 @@ async def listed_runs(
     ``after``: the cursor of a run that was listed before. ``on_look`` is called with the number of runs read, after
     each page; before that, ``on_page`` is called with the cursor of the last run.
     """
-    # Runs that an earlier release wrote have no status in the index.
+    # A record that has no position yet has no status in the index.
     sections = [*wanted.statuses, ""]
     status, key = sections[0], None
     if after is not None:

@@ -36,6 +36,5 @@ def queue_of(text: str | None) -> Queue | None:
     """Return the queue of a stored place. Raises ``ValueError`` if the text is damaged."""
     if text is None:
         return None
-    # An earlier release stored names that have a newline themselves.
-    name, _, place = text.rpartition("\n")
+    name, _, place = text.partition("\n")
     return Queue(name, _LOWEST - int(place[:_PRIORITY], 16))

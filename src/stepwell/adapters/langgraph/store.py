@@ -222,7 +222,7 @@ class StepwellStore(BaseStore):
         return Seal(address, self.storage.limits, self._limit)
 
     def _entry(self, address: Address, stored: Stored) -> StoredItem | None:
-        """Return the item of a record; ``None`` for one without a value, which earlier releases could leave."""
+        """Return the item of a record; ``None`` for one without a value."""
         data = self._seal(address).data(stored.fields)
         if "value" not in data:
             return None

@@ -96,7 +96,7 @@ class UpdateClaim:
         # Telegram's ids are positive. Others come from tests, which often use the same one.
         if first is not None and self._once and update.update_id > 0:
             self._handled = HandledUpdates(first)
-            if self._handled.has(token_of(update.update_id), update.update_id):
+            if self._handled.has(token_of(update.update_id)):
                 await first.confirm()
                 return True
         for each in found:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Any, NamedTuple, get_args
 
 from stepwell.errors import CorruptRecord, InvalidOption, RunReplaced, UnknownRun
@@ -159,13 +158,12 @@ async def runs(storage: Storage, flow: str, status: Status | None, *, revision: 
     if status is not None and status not in get_args(Status):
         raise InvalidOption(f"status={status!r}: choose one of {', '.join(map(repr, get_args(Status)))}")
     seen: set[Address] = set()
-    # Runs that an earlier release wrote have no status in the index.
-    for number, state in product(range(1, revision + 1), (ANY,) if status is None else (None, status)):
-        async for entry in storage.scan(RUNS, flow=flow_index(flow, number), state=state):
+    for number in range(1, revision + 1):
+        async for entry in storage.scan(RUNS, flow=flow_index(flow, number), state=ANY if status is None else status):
             run = None if entry.address in seen else _run(entry.key, entry.place, entry.address, entry)
             if run is not None and (run.status == status if status is not None else run.status not in FINAL):
-                if state is None or number < revision:
-                    # Meanwhile it may get a status in the index, or a later revision.
+                if number < revision:
+                    # Meanwhile it may get a later revision.
                     seen.add(entry.address)
                 yield run
 
@@ -211,7 +209,7 @@ def _run(flow_id: str, place: Place, address: Address, stored: Stored | Entry) -
 
 
 def completed_of(trail: Sequence[str], table: Mapping[str, Any]) -> tuple[CompletedNode, ...]:
-    """Return the last nodes of a run with their times. Nodes that an earlier release has completed have no times.
+    """Return the last nodes of a run with their times, as far as these can be read.
 
     ``1520+512x3``: the node began 1520 ms after the run and took 512 ms, with 3 attempts.
     """

@@ -47,8 +47,6 @@ ServerError = asyncpg.PostgresError
 
 #: Bytes per read.
 READ_SIZE = 64 * 1024
-#: The number of statements that a connection finds by itself. asyncpg looks up all others.
-_MOST_PREPARED = 50
 #: Types with lower OIDs are built in, and are the same on every server.
 FIRST_OWN_OID = 10_000
 
@@ -156,42 +154,6 @@ class _Connection(asyncpg.Connection):
         return known.rows, known
 
 
-class _PreparedConnection(_Connection):
-    """A connection that runs a statement again with one call instead of eleven, by private functions of asyncpg."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._prepared: dict[str, Any] = {}
-        self._most_prepared = _MOST_PREPARED
-
-    async def fetch(self, query: str, *args: Any, **options: Any) -> Any:
-        """Run a statement and return its rows."""
-        prepared = self._prepared.get(query)
-        if prepared is not None and not options:
-            try:
-                return await self._protocol.bind_execute(prepared, args, "", 0, False, None)  # type: ignore[attr-defined]
-            except asyncpg.InvalidCachedStatementError:
-                # A migration has changed a table. asyncpg prepares the statement again.
-                self._prepared.clear()
-            except (AttributeError, TypeError):
-                self._forget_prepared()
-        rows = await super().fetch(query, *args, **options)
-        if len(self._prepared) < self._most_prepared:
-            try:
-                prepared = await self._get_statement(query, None)  # type: ignore[attr-defined]
-                # asyncpg closes statements that it has not used for long, unless they are attached.
-                prepared.attach()
-                self._prepared[query] = prepared
-            except (AttributeError, TypeError):
-                self._forget_prepared()
-        return rows
-
-    def _forget_prepared(self) -> None:
-        # Another release of asyncpg has other private functions. Its public one works too.
-        self._prepared.clear()
-        self._most_prepared = 0
-
-
 class UrlSource(Source):
     """Opens its own connections to a URL."""
 
@@ -232,7 +194,7 @@ class UrlSource(Source):
             statement_cache_size=100 if self._options.prepared_statements else 0,
             # There are only a few statements, so they are kept for the life of the connection.
             max_cached_statement_lifetime=0,
-            connection_class=_PreparedConnection if self._options.prepared_statements else _Connection,
+            connection_class=_Connection,
             server_settings=self._settings,
         )
         return connection

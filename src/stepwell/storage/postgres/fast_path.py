@@ -1,7 +1,7 @@
 """The fast path beside the batch function: plain statements for claims of known records, for simple writes, and for a
 write with parts.
 
-The statements apply the rules of ``002_run_batch.sql`` or return too few rows; the caller then calls the function. The
+The statements apply the rules of ``run_batch.sql`` or return too few rows; the caller then calls the function. The
 statement for parts may also fail with ``RowExists``, and then the caller calls the function too.
 A write statement writes the whole batch or nothing. A claim statement may claim some of the records, which is safe to
 repeat. ``docs/decisions/020-postgresql-batches.md`` has the measurements.

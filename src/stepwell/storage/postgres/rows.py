@@ -84,7 +84,7 @@ def escaped_part(name: str) -> str:
 
 
 def unescaped_part(text: str) -> str:
-    """Return the name that ``escaped_part`` was given, or ``escaped`` in an earlier release."""
+    """Return the name that ``escaped_part`` was given."""
     name = unescaped(text)
     return name.replace("\x01\x01", "\0").replace("\x01\x02", "\x01") if "\x01" in name else name
 

@@ -29,7 +29,7 @@ from stepwell.storage.postgres.hosts import PrimarySource, hosts_of
 from stepwell.storage.postgres.notices import PostgresChannel
 from stepwell.storage.postgres.places import PlaceIndex, filters
 from stepwell.storage.postgres.rows import COLUMNS, STORED, columns, escaped, results, stored
-from stepwell.storage.postgres.schema import checked, checked_partitions, migrate
+from stepwell.storage.postgres.schema import checked, checked_partitions, create
 from stepwell.storage.queue_text import END
 from stepwell.storage.reads import read_again
 from stepwell.storage.urls import check_url, take_options, truth
@@ -97,7 +97,7 @@ class PostgresStorage(Storage):
         self._connections = {
             (writes, half): PostgresConnection(self._source, options) for writes in (True, False) for half in (0, 1)
         }
-        #: For everything else: migrations, listing and sweeping.
+        #: For everything else: creating tables, listing and sweeping.
         self._other = PostgresConnection(self._source, options)
         #: For counts, which take longer than other calls.
         self._counting = PostgresConnection(self._source, options)
@@ -135,7 +135,7 @@ class PostgresStorage(Storage):
         failures = 0
         while True:
             try:
-                await self._other.call(self._migrate)
+                await self._other.call(self._create_tables)
                 break
             except BaseException as error:
                 await self._other.close()
@@ -150,8 +150,8 @@ class PostgresStorage(Storage):
         if isinstance(self._source, PrimarySource):
             self._watching = loop.create_task(self._source.watch(), name="stepwell-primary")
 
-    async def _migrate(self, connection: Any) -> None:
-        await migrate(connection, self.schema, self._source.server, self._timeout, self._partitions)
+    async def _create_tables(self, connection: Any) -> None:
+        await create(connection, self.schema, self._source.server, self._timeout, self._partitions)
 
     async def _close(self) -> None:
         watching, self._watching = self._watching, None
@@ -401,7 +401,7 @@ class PostgresStorage(Storage):
         (row,) = await self._read(
             f"select {values}, pg_is_in_recovery() as in_recovery, pg_backend_pid() as pid, "  # noqa: S608 constants
             f"date_part('epoch', clock_timestamp()) as now, "
-            f"(select max(number) from {self._quoted}.migrations) as schema, "
+            f"(select max(number) from {self._quoted}.version) as schema, "
             "(select count(*) from pg_stat_replication) as replicas, "
             f"(select count(*) from pg_inherits where inhparent = '{self._quoted}.records'::regclass) as partitions",
         )

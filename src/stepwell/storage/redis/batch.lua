@@ -63,16 +63,13 @@ end
 -- "1" for the reverse order.
 local function range(prefix, name, first, last, limit, reverse)
   local sorted, parts = prefix .. 'o:' .. name, prefix .. 'p:' .. name
-  local count = call('HLEN', parts)
-  -- They differ if there is no index yet, or if a process of an earlier release has written parts.
-  if call('ZCARD', sorted) ~= count then
-    call('DEL', sorted)
+  if call('EXISTS', sorted) == 0 then
     local entries = {}
     for at, part in ipairs(call('HKEYS', parts)) do
       entries[2 * at - 1], entries[2 * at] = 0, part
     end
-    if count > 0 then
-      in_pieces('ZADD', sorted, entries, 2 * count)
+    if #entries > 0 then
+      in_pieces('ZADD', sorted, entries, #entries)
     end
   end
   if reverse == '1' then

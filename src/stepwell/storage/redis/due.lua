@@ -22,15 +22,6 @@ end
 
 local function of(index)
   local prefix = sub(index, 1, width)
-  if sub(index, width + 1, width + 1) == 'f' and call('EXISTS', prefix .. 'i:' .. space) == 0 then
-    -- Build the index by flow once, for the deadlines that an earlier release has stored.
-    local all = call('ZRANGEBYSCORE', prefix .. 'd:' .. space, '-inf', '+inf', 'WITHSCORES')
-    for n = 1, #all, 2 do
-      local flow = call('HGET', prefix .. 'r:' .. space .. '/' .. all[n], '$f')
-      call('ZADD', flow_deadlines(prefix, space, flow), all[n + 1], all[n])
-    end
-    call('SET', prefix .. 'i:' .. space, '1')
-  end
   local due = {}
   local offset = 0
   local lowest = last == '' and '-inf' or last

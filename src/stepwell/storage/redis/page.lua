@@ -17,7 +17,6 @@ local function fits(wanted, found)
   return wanted == '*' or wanted == (found and '=' .. found or '-')
 end
 
-take_over_listing(prefix, space, KEYS[2], begins)
 local low, high = bounds(begins)
 if after ~= '-' then
   low = '(' .. begins .. sub(after, 2)

@@ -8,10 +8,8 @@
 --   m:<address>     its memo: "<until> <text>"; likewise
 --   k:<namespace>   the keys of all records of a namespace: an ordered index, see below
 --   t:<namespace>   tag, newline, key of those with tags: an ordered index
---   n:<namespace>, g:<namespace>/<tag>   the same in an earlier release: sorted keys. Reading them moves them to k: and t:
 --   d:<namespace>   the keys of those with a deadline, by deadline
 --   f:<namespace>/<flow>  the same for one flow, written as "=<flow>", or "-" without one
---   i:<namespace>   exists if all its deadlines are in the index by flow, which an earlier release did not write
 --   q:<namespace>   the queued ones, sorted: name, newline, negated priority and time (22 hex digits), key
 --   s               the namespaces that have records
 --   x               the addresses that a sweep may remove, by the time from which it may
@@ -161,16 +159,6 @@ local function index_count(index, low, high, most)
   return count
 end
 
--- Move the keys of a sorted set of an earlier release to an ordered index, each with "begins" before it.
-local function take_over(old, index, begins)
-  while call('EXISTS', old) == 1 do
-    for _, key in ipairs(call('ZRANGE', old, 0, 999)) do
-      index_add(index, begins .. key)
-    end
-    call('ZREMRANGEBYRANK', old, 0, 999)
-  end
-end
-
 -- Return the bounds, in the form of ZRANGEBYLEX, of the texts that begin with a tag and a newline, or of all texts for
 -- an empty string.
 local function bounds(begins)
@@ -180,22 +168,11 @@ local function bounds(begins)
   return '[' .. begins, '(' .. sub(begins, 1, -2) .. '\11'
 end
 
--- Move the entries of an earlier release to the index "index" of a namespace: those of a tag, if "begins" is this tag and
--- a newline, or those of all records.
-local function take_over_listing(prefix, space, index, begins)
-  if begins == '' then
-    take_over(prefix .. 'n:' .. space, index, '')
-  else
-    take_over(prefix .. 'g:' .. space .. '/' .. sub(begins, 1, -2), index, begins)
-  end
-end
-
 local function untag(prefix, name, tags)
   if tags then
     local space, key = split(name)
     for tag in string.gmatch(tags, '([^\n]*)\n') do
       index_remove(prefix .. 't:' .. space, tag .. '\n' .. key)
-      call('ZREM', prefix .. 'g:' .. space .. '/' .. tag, key)
     end
   end
 end
@@ -211,8 +188,7 @@ local function unlist(prefix, name, deadline, flow, queue)
   local space, key = split(name)
   local index = prefix .. 'k:' .. space
   index_remove(index, key)
-  call('ZREM', prefix .. 'n:' .. space, key)
-  if call('EXISTS', index, index .. '/', prefix .. 'n:' .. space) == 0 then
+  if call('EXISTS', index, index .. '/') == 0 then
     call('SREM', prefix .. 's', space)
   end
   if deadline then

@@ -3,7 +3,6 @@
 -- KEYS: "-", the index of tags (t:). ARGV: now, width, the limit, the namespace, and the tag with a newline.
 
 local begins = ARGV[5]
-take_over_listing(sub(KEYS[2], 1, width), ARGV[4], KEYS[2], begins)
 local low, high = bounds(begins)
 local keys = index_range(KEYS[2], low, high, tonumber(ARGV[3]))
 for n = 1, #keys do

@@ -1,6 +1,6 @@
 -- Removes expired records, old tombstones, memos and lanes. Skips locked rows, so that it never waits.
 
-create or replace function @schema@.sweep(
+create function @schema@.sweep(
     p_now double precision,         -- null: the server's clock
     p_limit integer
 ) returns table (namespace text, key text, head text, expired boolean)
@@ -29,7 +29,8 @@ begin
             -- Keep the memo of handled updates for a day.
             update @schema@.records r_ set
                 version = 0, write = '', base = '', written_at = 0, alive = false, has_parts = false, size = 0,
-                parts_size = 0, expires_at = null, removable_at = r_.memo_until, deadline = null, queue = null, token = null, leased_until = 0,
+                parts_size = 0, expires_at = null, removable_at = r_.memo_until, deadline = null, queue = null,
+                token = null, leased_until = 0,
                 flow = null, state = null, head = null, data = '{}', large = null
                 where r_.namespace = r.namespace and r_.key = r.key;
         else

@@ -24,13 +24,13 @@ begin
     v_views := array(
         select format('create view %s.%I as %s', v_schema, c.relname, pg_get_viewdef(c.oid))
         from pg_class c
-        where c.relnamespace = v_schema::regnamespace and c.relname in ('states', 'tags')
+        where c.relnamespace = v_schema::regnamespace and c.relname = 'states'
     ) || array(
         select format('grant %s on %s.%I to %s', g.privilege_type, v_schema, c.relname, g.grantee::regrole)
         from pg_class c, aclexplode(c.relacl) g
-        where c.relnamespace = v_schema::regnamespace and c.relname in ('states', 'tags') and g.grantee <> 0
+        where c.relnamespace = v_schema::regnamespace and c.relname = 'states' and g.grantee <> 0
     );
-    execute format('drop view if exists %s.states, %s.tags', v_schema, v_schema);
+    execute format('drop view if exists %s.states', v_schema);
 
     foreach v_table in array array['records', 'memos', 'parts', 'tagged'] loop
         v_by := case when v_table = 'tagged' then 'hash' else 'key' end;

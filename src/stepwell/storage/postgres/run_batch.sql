@@ -8,7 +8,7 @@
 -- Returns some parts of a record: those with the names p_chosen -> 'names', or a range in its order (stepwell/record.py).
 -- A stable function has the snapshot of the statement that calls it. run_batch sets the planner for it, so that each
 -- query reads only the chosen parts, by their primary key.
-create or replace function @schema@.parts_of(p_namespace text, p_key text, p_chosen jsonb)
+create function @schema@.parts_of(p_namespace text, p_key text, p_chosen jsonb)
     returns table (name text, weight bigint, body text)
 language plpgsql stable
 as $$
@@ -43,7 +43,7 @@ begin
 end
 $$;
 
-create or replace function @schema@.run_batch(
+create function @schema@.run_batch(
     p_lane text,
     p_number bigint,
     p_now double precision,         -- null: the server's clock
@@ -73,8 +73,8 @@ create or replace function @schema@.run_batch(
     p_weights bigint[],
     p_queues text[],                -- without the time, which is added here
     p_limits bigint[],
-    -- Of a get: the parts to return; of an apply: the parts to delete. An earlier release does not send it.
-    p_ranges jsonb[] default '{}'
+    -- Of a get: the parts to return; of an apply: the parts to delete.
+    p_ranges jsonb[]
 ) returns table (
     at bigint,
     code smallint,
@@ -642,10 +642,6 @@ begin
                     v_size := op.weight + case when v_dropped then 0 else r.size - v_freed end;
                     if v_size > op.allowed then
                         -- The upper bound exceeds the limit: compute the exact size.
-                        if v_parts is null then
-                            select coalesce(sum(p.weight), 0) into v_parts
-                                from @schema@.parts p where p.namespace = op.namespace and p.key = op.key;
-                        end if;
                         select v_parts + coalesce(sum(f.weight), 0),
                                 op.weight + coalesce(sum(f.weight) filter (where f.stays), 0)
                                     + case when v_dropped then 0 else v_parts - v_freed end
