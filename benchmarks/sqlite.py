@@ -144,8 +144,8 @@ async def fill(path: Path, keys: range) -> None:
     db.execute("BEGIN")
     for record, fields in rows():
         db.execute(
-            "INSERT INTO record (namespace, key, number, write, base, written_at, alive, flow, state, head, bytes) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO record (namespace, key, number, write, base, written_at, alive, flow, state, head, bytes, "
+            "names, part_names, checksum) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0)",
             record,
         )
         db.executemany("INSERT INTO field VALUES (?, ?, ?, ?)", fields)

@@ -162,8 +162,9 @@ async def test_sqlite_reads_few_pages_for_a_list_by_flow_or_state(sqlite: SQLite
     connection = apsw.Connection(sqlite.path)
     connection.execute(
         "WITH RECURSIVE series (value) AS (SELECT 1 UNION ALL SELECT value + 1 FROM series WHERE value < 50000) "
-        "INSERT INTO record (namespace, key, number, write, base, written_at, alive, bytes, flow, state) "
-        "SELECT 'bot', 'k' || value, 1, 'w', '', 0.0, 1, 0, 'f' || (value % 3), 's' || (value % 4) FROM series"
+        "INSERT INTO record "
+        "(namespace, key, number, write, base, written_at, alive, bytes, flow, state, names, part_names, checksum) "
+        "SELECT 'bot', 'k' || value, 1, 'w', '', 0.0, 1, 0, 'f' || (value % 3), 's' || (value % 4), 0, 0, 0 FROM series"
     )
     connection.close()
     for query in (Query("bot", "f1"), Query("bot", state="s1"), Query("bot", "f1", "s1")):

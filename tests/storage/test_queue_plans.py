@@ -87,7 +87,8 @@ async def test_sqlite_reads_a_few_pages(tmp_path: Path) -> None:
     connection = apsw.Connection(path)
     connection.execute(
         "WITH RECURSIVE series (value) AS (SELECT 1 UNION ALL SELECT value + 1 FROM series WHERE value < ?2) "
-        "INSERT INTO record (namespace, key, number, write, base, written_at, alive, bytes, flow, queue, deadline, names, part_names, checksum) "
+        "INSERT INTO record (namespace, key, number, write, base, written_at, alive, bytes, flow, queue, "
+        "deadline, names, part_names, checksum) "
         "SELECT ?1, 'k' || value, 1, 'w', '', 0.0, 1, 0, CASE value % 3 WHEN 0 THEN 'f' WHEN 1 THEN 'g' END, "
         "CASE value % 5 WHEN 0 THEN NULL WHEN 1 THEN 'f' ELSE 'f/' || (value % 200) END "
         "|| char(10) || '7fffffff' || format('%014x', value), "
