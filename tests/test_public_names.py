@@ -31,8 +31,8 @@ NAMES = {
         "record_type", "sync",
     ],
     "stepwell.nodes": [
-        "AlreadyHeld", "BatchNode", "ChildMap", "CorruptRecord", "END", "Event", "ExecutorError", "Failed",
-        "FlowChanged", "FlowEdge", "FlowGraph", "InsideLoop", "InvalidAction", "InvalidGraph", "InvalidItems",
+        "AlreadyHeld", "Answered", "BatchNode", "ChildMap", "CorruptRecord", "END", "Event", "ExecutorError",
+        "Failed", "FlowChanged", "FlowEdge", "FlowGraph", "InsideLoop", "InvalidAction", "InvalidGraph", "InvalidItems",
         "InvalidKey", "InvalidName", "InvalidOption", "KeptError", "LeaseLost", "Limit", "MergeConflict",
         "MissingExtra", "Node",
         "NodeExited", "NodeFlow", "NodeFlowError", "NodeTimeout", "OutcomeUnknown", "Parallel", "Parked", "ProgressBar",

@@ -313,12 +313,16 @@ async def test_a_parked_run_is_answered_and_cancelled_without_its_code(
     assert (await command("resume", "asks", "--yes", "--json")).json["run"]["status"] == "queued"
     asked = (await command("answer", "asks", "yes", "--dry-run", "--json")).json
     assert asked["question"] == {"text": "Really?", "token": "•••"}
+    broken = await command("answer", "asks", '{"approved":', "--yes")
+    assert (broken.code, broken.logged) == (2, [])
+    assert "begins like JSON and is not JSON (Expecting value, character 13): correct it; to give a text" in broken.err
     done = await command("answer", "asks", '{"approved": true}', "--yes", "--json")
     assert done.json["answered"] is True
     for given in ("asks", asked["wait"]):
         second = await command("answer", given, '{"approved": false}', "--yes")
         assert (second.code, second.logged) == (3, [])
         assert "was answered before" in second.err
+        assert "its time is over" not in second.err
     finished = await command("resume", "asks", f"{file}:make_refund", "--yes", "--json")
     assert finished.json["shared"] == {"ask": {"approved": True}}
     refused = await command("answer", "bad", "1", "--yes")

@@ -59,6 +59,12 @@ async def test_a_parked_run_is_answered_and_finishes(visits: Any) -> None:
     await expect(visit.card("Waits")).to_contain_text("Approve it?")
     assert "123:abc" not in await visit.page.content()
     await visit.press("Answer")
+    await visit.page.get_by_role("textbox", name="Answer").fill('{"ok":')
+    await visit.dialog.get_by_role("button", name="Answer", exact=True).click()
+    await expect(visit.dialog).to_contain_text("the value begins like JSON and is not JSON")
+    # Chromium writes a line for this response.
+    assert ["400 (Bad Request)" in problem for problem in visit.problems] == [True]
+    visit.problems.clear()
     await visit.page.get_by_role("textbox", name="Answer").fill("yes")
     await visit.confirm("Answer")
     await expect(visit.card("Waits")).to_contain_text("An answer is stored")

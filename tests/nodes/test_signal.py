@@ -41,7 +41,6 @@ async def test_signals_that_come_first_are_used_in_their_order_and_once(storage:
     running = await begun(flow, gate)
     for number in range(4):
         await flow.signal("r", "n", number)
-    await flow.signal("r", "other")
     gate.opened.set()
     wait = await parked(running)
     assert wait.node == "last"

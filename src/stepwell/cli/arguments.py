@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from stepwell.codec.values import decode
 from stepwell.errors import InvalidOption, StepwellError
-from stepwell.operate.fields import is_json, split_field
+from stepwell.operate.fields import check_text, is_json, split_field
 
 __all__ = ["address", "duration", "port", "positive", "stored_assignment", "stored_value"]
 
@@ -54,8 +54,11 @@ def stored_assignment(text: str) -> tuple[str, Any]:
 
 
 def stored_value(text: str, what: str = "the value") -> Any:
-    """Parse a value to store: JSON as it is shown, or else a text. ``what`` names it in errors."""
+    """Parse a value to store: JSON as it is shown, or else a text that does not begin like JSON. ``what`` names it in
+    errors.
+    """
     if not is_json(text):
+        check_text(text, what)
         return text
     try:
         return decode(text)

@@ -12,6 +12,7 @@ from stepwell.errors import InvalidOption, UsageError
 from stepwell.inspector.flows import KnownFlows
 from stepwell.inspector.views import record_json, run_json
 from stepwell.operate import edits, runs
+from stepwell.operate.fields import check_text
 from stepwell.operate.record import parsed_version, read, resolve, show_at, view
 from stepwell.record import KEEP, Address, Version
 from stepwell.storage import Storage
@@ -134,6 +135,7 @@ def _value(given: Given) -> Any:
     try:
         json.loads(text)
     except (ValueError, RecursionError):
+        check_text(text, "the value")
         raise InvalidOption("the value is not JSON; put a text in double quotes") from None
     return decode(text)
 

@@ -56,6 +56,7 @@ from stepwell.nodes.engine.monitor import Run
 from stepwell.nodes.engine.on_error import Failed
 from stepwell.nodes.engine.schedules import ScheduleStatus
 from stepwell.nodes.engine.shape import FlowEdge, FlowGraph
+from stepwell.nodes.engine.waits import Answered
 from stepwell.nodes.events import Event, subscribe
 from stepwell.nodes.flow import NodeFlow
 from stepwell.nodes.handle import RunHandle
@@ -73,6 +74,7 @@ from stepwell.nodes.worker import worker
 __all__ = [
     "END",
     "AlreadyHeld",
+    "Answered",
     "BatchNode",
     "ChildMap",
     "CorruptRecord",

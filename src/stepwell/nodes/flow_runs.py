@@ -14,6 +14,7 @@ from stepwell.nodes.engine.execution import Execution, check_concurrency
 from stepwell.nodes.engine.ids import check_flow_id, flow_of_wait
 from stepwell.nodes.engine.options import storage_for
 from stepwell.nodes.engine.plan import Program
+from stepwell.nodes.engine.waits import Answered
 from stepwell.nodes.events import Subscriber, add_subscriber, emitter
 from stepwell.nodes.graph import NodeGraph
 from stepwell.nodes.stream import StreamEntry, follow
@@ -64,25 +65,25 @@ class FlowRuns(NodeGraph):
     @overload
     async def answer(
         self, wait_id: str, value: Any, *, run: Literal[False] = False, storage: Storage | str | None = None
-    ) -> None: ...
+    ) -> Answered: ...
     @overload
     async def answer(
         self, wait_id: str, value: Any, *, run: Literal[True], storage: Storage | str | None = None
     ) -> dict[str, Any]: ...
     async def answer(
         self, wait_id: str, value: Any, *, run: bool = False, storage: Storage | str | None = None
-    ) -> dict[str, Any] | None:
+    ) -> dict[str, Any] | Answered:
         """Store the answer to a wait, even while the run is busy in another branch.
 
         A worker takes up a parked run at once; with ``run=True`` this call continues it, and returns its final state as
         :meth:`resume` does. A busy run uses the answer when all its branches wait or have ended. A wait is answered
-        once: a second answer is ignored, and so is one after its timeout. ``wait_id`` may be the id of the run, if it
-        has one open wait.
+        once: the returned :class:`Answered` says whether this answer was stored, and why not. ``wait_id`` may be the id
+        of the run, if it has one open wait. Raises ``UsageError`` if the run never asked this question, and
+        ``RunFinished`` if it has finished and was not kept.
         """
         async with storage_for(self, storage) as found:
             if not run:
-                await control.answer(self, wait_id, value, storage=found)
-                return None
+                return await control.answer(self, wait_id, value, storage=found)
             try:
                 # A run without a runner needs no mail, and no worker can take it up first.
                 return await runs.resume(self, wait_id, value, storage=found, new_execution=self._new_execution, wait=0)
@@ -94,8 +95,8 @@ class FlowRuns(NodeGraph):
         """Send a signal to a run, for a ``Wait(..., signal=name)``.
 
         Signals of one name are used in the order in which they were sent, each by one wait. A signal is stored until
-        the run gets to a wait for it, and dropped when the run ends. Raises ``RunFinished`` or ``RunCancelled`` if the
-        run has ended.
+        the run gets to a wait for it, and dropped when the run ends. Raises ``InvalidOption`` if no node of this flow
+        waits for the signal, and ``RunFinished`` or ``RunCancelled`` if the run has ended.
         """
         async with storage_for(self, storage) as found:
             await control.signal(self, flow_of_wait(flow_id) or flow_id, name, value, storage=found)

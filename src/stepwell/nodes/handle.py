@@ -20,6 +20,7 @@ from stepwell.storage.wakeups import add_listener
 
 if TYPE_CHECKING:
     from stepwell.nodes.engine.position import Cursor
+    from stepwell.nodes.engine.waits import Answered
     from stepwell.nodes.flow import NodeFlow
     from stepwell.storage import Storage
 
@@ -55,9 +56,12 @@ class RunHandle:
         async with storage_for(self._flow, self._storage) as storage:
             return await monitor.status(storage, self.id)
 
-    async def answer(self, value: Any, wait_id: str | None = None) -> None:
-        """Store the answer to a wait of the run, by default to its only open one; a worker continues the run."""
-        await self._flow.answer(self.id if wait_id is None else wait_id, value, storage=self._storage)
+    async def answer(self, value: Any, wait_id: str | None = None) -> Answered:
+        """Store the answer to a wait of the run, by default to its only open one; a worker continues the run.
+
+        Return what has become of it; see :meth:`NodeFlow.answer`.
+        """
+        return await self._flow.answer(self.id if wait_id is None else wait_id, value, storage=self._storage)
 
     async def cancel(self, reason: str | None = None) -> None:
         """End the run as cancelled, and return when it has ended; see :meth:`NodeFlow.cancel`."""

@@ -139,6 +139,8 @@ async def _wait(stage: Stage, cursor: Cursor, node: Any, shared: Any, inside: bo
     if "answer" in wait:
         return wait["question"], wait["answer"]
     if path in journal.overdue:
+        if wait["id"] and wait["id"] not in journal.late:
+            journal.late.append(wait["id"])
         return wait["question"], _TIMED_OUT
     raise Park
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from stepwell.errors import InvalidOption
 
-__all__ = ["is_json", "searched_field", "split_field"]
+__all__ = ["check_text", "is_json", "searched_field", "split_field"]
 
 
 def searched_field(text: str) -> tuple[str, Any]:
@@ -38,6 +38,21 @@ def is_json(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def check_text(text: str, what: str) -> None:
+    """Raise ``InvalidOption`` if a text that is not JSON was probably meant to be JSON."""
+    if not text.lstrip().startswith(("{", "[", '"')):
+        return
+    try:
+        _loaded(text)
+    except json.JSONDecodeError as error:
+        raise InvalidOption(
+            f"{what} begins like JSON and is not JSON ({error.msg}, character {error.pos + 1}): correct it; to give a "
+            'text that begins like this, put it in double quotes, with a backslash before each " and \\ in it'
+        ) from None
+    except (RecursionError, ValueError):
+        return
 
 
 def _loaded(text: str) -> Any:

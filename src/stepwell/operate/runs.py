@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from stepwell.codec.json import MalformedJSON, from_json
 from stepwell.codec.values import encode
 from stepwell.errors import Conflict, StepwellError, UnknownRun, UsageError, VersionChanged
-from stepwell.nodes import NodeFlow
+from stepwell.nodes import Answered, NodeFlow
 from stepwell.nodes.engine import control, monitor
 from stepwell.nodes.engine.ids import flow_of_wait
 from stepwell.nodes.engine.monitor import OpenWait, Run
@@ -42,12 +42,11 @@ __all__ = [
 class AlreadyAnswered(Conflict):
     """A wait has an answer, or its time is over."""
 
-    def __init__(self, flow_id: str, wait_id: str) -> None:
+    def __init__(self, flow_id: str, wait_id: str, answered: Answered) -> None:
         self.flow_id: str = flow_id
         self.wait_id: str = wait_id
-        super().__init__(
-            f"the question {wait_id!r} of run {flow_id!r} was answered before, or its time is over; nothing was changed"
-        )
+        why = "its time is over" if answered is Answered.TOO_LATE else "it was answered before"
+        super().__init__(f"the question {wait_id!r} of run {flow_id!r} takes no answer: {why}; nothing was changed")
 
 
 class RunRecord(NamedTuple):
@@ -189,8 +188,9 @@ def wait_of(run: Run, given: str) -> OpenWait:
 async def answer(storage: Storage, wait_id: str, value: Any, *, who: str) -> None:
     """Store the answer to a wait, given by its id; a worker continues the run. Raises ``AlreadyAnswered``."""
     run = await show_run(storage, wait_id)
-    if not await control.answer(_stand_in(run), wait_id, value, storage=storage, once=True):
-        raise AlreadyAnswered(run.flow_id, wait_id)
+    answered = await control.answer(_stand_in(run), wait_id, value, storage=storage)
+    if not answered:
+        raise AlreadyAnswered(run.flow_id, wait_id, answered)
     log_write(who, f"answered {wait_id} of run {run.flow_id}")
 
 

@@ -14,9 +14,13 @@ function isJson(text) {
   try { JSON.parse(text); return true; } catch { return false; }
 }
 
-// A text that is not JSON is sent as a text.
+// A text that is not JSON is sent as a text. The server refuses one that begins like JSON.
 function asJson(text) {
-  return isJson(text) ? text : JSON.stringify(text);
+  return isJson(text) || beginsLikeJson(text) ? text : JSON.stringify(text);
+}
+
+function beginsLikeJson(text) {
+  return /^\s*[{["]/.test(text);
 }
 
 function input(name, label, value, props = {}) {
@@ -39,7 +43,7 @@ const FORMS = {
   set_field: (app, found, field) => {
     const old = found.data[field];
     // A text is shown as it is, unless it would be read as JSON.
-    const value = field === undefined ? "" : typeof old === "string" && !isJson(old) ? old : JSON.stringify(old);
+    const value = field === undefined ? "" : typeof old === "string" && !isJson(old) && !beginsLikeJson(old) ? old : JSON.stringify(old);
     // Masked and truncated values are not complete, and large numbers are shown as texts.
     const isWhole = !/•••|…|"-?\d{16,}"/.test(JSON.stringify(old) ?? "");
     return {

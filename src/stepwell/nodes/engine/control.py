@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from stepwell.codec import check_name
@@ -26,6 +27,7 @@ from stepwell.errors import (
 from stepwell.nodes.engine import children, lease, mail, monitor, partitions, runs, waits
 from stepwell.nodes.engine.ids import WaitId, flow_of_wait
 from stepwell.nodes.engine.notices import wake_waiters, wake_workers
+from stepwell.nodes.engine.plan import program_of
 from stepwell.nodes.engine.run_format import FORMER, GRAPH, MAIL, flow_index, table_of, unpack
 from stepwell.record import RUNS, Place, Queue, Range, Stored
 from stepwell.slot import Slot
@@ -44,17 +46,18 @@ Retried = Literal["failed", "stuck", "paused"]
 _FIRST_POLL, _LONGEST_POLL = 0.01, 0.25
 
 
-async def answer(flow: BaseFlow, given: str, value: Any, *, storage: Storage, once: bool = False) -> bool:
-    """Store the answer to a wait of a run, given by the id of the wait or of the run, and return whether it was stored.
-
-    ``once``: do not store it either if the run has not read an earlier answer yet, which would be used instead.
-    """
+async def answer(flow: BaseFlow, given: str, value: Any, *, storage: Storage) -> waits.Answered:
+    """Store the answer to a wait of a run, given by the id of the wait or of the run, unless it has one already."""
     flow_id = flow_of_wait(given) or given
     wait_id = None if flow_id == given else given
+    refused = waits.Answered.ANSWERED_BEFORE
 
     async def message_of(place: Place, table: dict[str, Any]) -> Mapping[str, Any] | None:
+        nonlocal refused
         _check_flow(flow, flow_id, place, "answered")
         asked = None if wait_id is None else WaitId.read(wait_id)
+        is_late = wait_id in table.get("late", ())
+        refused = waits.Answered.TOO_LATE if is_late else waits.Answered.ANSWERED_BEFORE
         if asked is not None and asked.run != table.get("run", ""):
             raise RunFinished(flow_id, wait_id)
         if table["status"] == "finished" and wait_id is not None:
@@ -71,7 +74,7 @@ async def answer(flow: BaseFlow, given: str, value: Any, *, storage: Storage, on
             if asked is None or not await _was_asked(storage, flow_id, table, asked):
                 raise waits.never_asked(flow_id, wait_id, opened)
             return None
-        if once and await _has_answer(storage, flow_id, known[path]):
+        if await _has_answer(storage, flow_id, known[path]):
             return None
         _check_storable(storage, flow_id, path, value, "the answer")
         message = {"wait": known[path], "value": value}
@@ -80,9 +83,12 @@ async def answer(flow: BaseFlow, given: str, value: Any, *, storage: Storage, on
             return message
         now = await lease.clock(storage, flow_id)
         # An answer after the deadline is ignored, even if no worker has fired the timeout yet.
-        return {**message, "at": now} if now < until else None
+        if now < until:
+            return {**message, "at": now}
+        refused = waits.Answered.TOO_LATE
+        return None
 
-    return await _send(storage, flow_id, "answer", message_of)
+    return waits.Answered.ACCEPTED if await _send(storage, flow_id, "answer", message_of) else refused
 
 
 async def _has_answer(storage: Storage, flow_id: str, wait_id: str) -> bool:
@@ -108,13 +114,28 @@ async def signal(flow: BaseFlow, flow_id: str, name: str, value: Any, *, storage
     async def message_of(place: Place, table: dict[str, Any]) -> Mapping[str, Any] | None:
         _check_flow(flow, flow_id, place, "signalled")
         _check_not_ended(flow_id, table)
+        waiting = list(waits.unanswered(table.get("open", {})).values())
+        _check_signal(flow, name, [wait["signal"] for wait in waiting if "signal" in wait])
         _check_storable(storage, flow_id, None, value, "the signal")
         message = {"name": name, "value": value}
-        waiting = [wait for wait in waits.unanswered(table.get("open", {})).values() if wait.get("signal") == name]
-        timed = any(wait["until"] is not None for wait in waiting)
+        timed = any(wait["until"] is not None for wait in waiting if wait.get("signal") == name)
         return {**message, "at": await lease.clock(storage, flow_id)} if timed else message
 
     await _send(storage, flow_id, "signal", message_of)
+
+
+def _check_signal(flow: BaseFlow, name: str, awaited: Collection[str]) -> None:
+    """Raise ``InvalidOption`` if no node of the flow waits for a signal; ``awaited``: those it waits for now."""
+    program = program_of(flow, without_loop=False, durable=True)
+    nodes: list[Any] = [stage.node for stage in program.stages if stage.node._shape == "wait"]
+    known: set[str] = {node.signal for node in nodes if node.signal is not None}
+    known.update(awaited)
+    if name in known:
+        return
+    near = get_close_matches(name, known, n=1)
+    names = f"its signals are {', '.join(map(repr, sorted(known)))}" if known else "it waits for no signals"
+    hint = f"did you mean {near[0]!r}?" if near else names
+    raise InvalidOption(f"no node of flow {flow._title()!r} waits for the signal {name!r}; {hint}")
 
 
 async def cancel(flow: BaseFlow, flow_id: str, reason: str | None, *, storage: Storage) -> None:

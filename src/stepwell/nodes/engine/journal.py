@@ -51,7 +51,7 @@ __all__ = ["Journal"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-#: How many of the last nodes and of the last errors are stored.
+#: How many of the last nodes (and waits that have timed out) and of the last errors are stored.
 TRAIL, ERRORS = 20, 5
 #: The deadline of a running run, in seconds; renewed at half of it. After it, workers check whether its runner died.
 WATCH = 12.0
@@ -100,6 +100,8 @@ class Journal(Mailbox):
         self.rechecks: dict[str, Any] = {}
         #: How often the runner has died since the last node completed.
         self.recoveries: int = 0
+        #: The ids of waits that have timed out, the last one last.
+        self.late: list[str] = []
         #: The errors of this process, each with its row in ``errors``.
         self._noted: list[tuple[Exception, list[Any]]] = []
         #: The paths of the nodes that have failed here.
@@ -165,6 +167,8 @@ class Journal(Mailbox):
             table["recoveries"] = self.recoveries
         if self.open:
             table["open"] = dict(self.open)
+        if self.late:
+            table["late"] = self.late[-TRAIL:]
         if len(self.positions) > 1:
             table["lines"] = {name: path for name, path in self.positions.items() if name}
         if self.timings:

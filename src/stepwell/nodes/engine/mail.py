@@ -66,7 +66,8 @@ async def send(storage: Storage, flow_id: str, kind: Kind, message_of: LetterOf)
             limit=storage.seal(address).limit,
         )
         # A busy run writes often. Other runs change their status rarely, and the deadline depends on it.
-        guard = Guard(base=stored.base) if busy else Guard(version=stored.version)
+        # Of two answers to one question, the later one must see the first.
+        guard = Guard(base=stored.base) if busy and kind != "answer" else Guard(version=stored.version)
         try:
             await storage.perform(Apply(address, change, guard))
         except (VersionChanged, RecordReplaced):

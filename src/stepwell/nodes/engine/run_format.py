@@ -114,6 +114,8 @@ class _Table(TypedDict):
     #: The id of its parent, and the flow and the partition of each run above it that has one.
     parent: NotRequired[str]
     above: NotRequired[list[list[str]]]
+    #: The ids of the last waits that have timed out.
+    late: NotRequired[list[str]]
     #: A queued run has params.
     params: NotRequired[bool]
     #: A queued run has mail.

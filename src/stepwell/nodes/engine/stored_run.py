@@ -74,6 +74,7 @@ async def load(journal: Journal) -> dict[str, Any]:
     journal.submitted, journal.rechecks = submitted_of(table), dict(table.get("rechecks", {}))
     journal.errors.extend(reversed(table.get("errors", ())))
     journal.trail.extend(slot.place.history)
+    journal.late.extend(table.get("late", ()))
     journal.timings.extend(table.get("times", "").split())
     for name, value in parts.items():
         journal.parts.setdefault(owner_of_part(name), {})[name] = value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from stepwell.errors import Parked, UsageError
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from stepwell.nodes.engine.journal import Journal
 
 __all__ = [
+    "Answered",
     "answer",
     "asked_again",
     "check_wait",
@@ -27,6 +29,29 @@ __all__ = [
     "unanswered",
     "was_asked",
 ]
+
+
+class Answered(StrEnum):
+    """What has become of an answer: only ``ACCEPTED`` is true in an ``if``.
+
+    Example::
+
+        try:
+            await flow.run(flow_id="contract-7")
+        except Parked as parked:
+            if not (answered := await flow.answer(parked.id, "yes")):
+                print(f"nothing was changed: {answered}")
+    """
+
+    #: It is stored.
+    ACCEPTED = "accepted"
+    #: The question has an answer already, so this one was not stored.
+    ANSWERED_BEFORE = "answered before"
+    #: The timeout of the question has passed, so it was not stored.
+    TOO_LATE = "too late"
+
+    def __bool__(self) -> bool:
+        return self is Answered.ACCEPTED
 
 
 def unanswered(inside: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
