@@ -93,12 +93,25 @@ async def test_the_bot_goes_on_in_the_state_of_the_file(tmp_path: Path) -> None:
 async def test_an_unsupported_value_is_reported_and_the_rest_is_imported(tmp_path: Path) -> None:
     path = tmp_path / "bot.pickle"
     theirs = await pickled(path)
-    await theirs.update_user_data(9, {"who": User(9, "Anna", False)})
+    await theirs.update_user_data(9, {"who": {"anna": Path("anna")}})
     await theirs.flush()
     async with MemoryStorage() as storage:
         done = await import_ptb(path, storage, bot_id=7, trust_pickle=True)
         assert (done.written, done.failed, done.problems[0].key) == (5, 1, "9")
-        assert "User" in done.problems[0].why
+        assert "Path" in done.problems[0].why
+
+
+async def test_telegrams_objects_are_imported_and_get_their_bot(tmp_path: Path) -> None:
+    path = tmp_path / "bot.pickle"
+    theirs = await pickled(path)
+    await theirs.update_user_data(9, {"who": User(9, "Anna", False)})
+    await theirs.flush()
+    async with MemoryStorage() as storage:
+        done = await import_ptb(path, storage, bot_id=7, trust_pickle=True)
+        assert (done.written, done.verified, done.failed) == (6, 6, 0), done.problems
+        async with make_app(StepwellPersistence(storage)) as app:
+            who = app.user_data[9]["who"]
+            assert (who.first_name, who.get_bot()) == ("Anna", app.bot)
 
 
 class Harm:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import os
 import pickle
 from collections.abc import Callable, Collection, Mapping
@@ -124,7 +125,8 @@ if hasattr(os, "register_at_fork"):
 
 
 async def in_thread(function: Callable[..., T], *args: Any) -> T:
-    """Call a function in one of the codec's two threads, and return its result."""
+    """Call a function in one of the codec's two threads, in the context of the caller, and return its result."""
     if not _threads:
         _threads.append(ThreadPoolExecutor(2, "stepwell-codec"))
-    return await asyncio.get_running_loop().run_in_executor(_threads[0], function, *args)
+    context = contextvars.copy_context()
+    return await asyncio.get_running_loop().run_in_executor(_threads[0], context.run, function, *args)

@@ -17,6 +17,7 @@ require("aiogram", "aiogram", minimum=MINIMUM)
 
 from stepwell.adapters.aiogram.filters import ContextFilter, fsm_flow, fsm_in_flow, fsm_state  # noqa: E402
 from stepwell.adapters.aiogram.middleware import setup  # noqa: E402
+from stepwell.adapters.aiogram.objects import register_objects  # noqa: E402
 from stepwell.adapters.aiogram.storage import StepwellIsolation, StepwellStorage  # noqa: E402
 
 __all__ = [
@@ -28,3 +29,5 @@ __all__ = [
     "fsm_state",
     "setup",
 ]
+
+register_objects()

@@ -16,6 +16,7 @@ from aiogram.types import ErrorEvent, TelegramObject
 from stepwell.adapters.aiogram.bots import BotMachines, conversation
 from stepwell.adapters.aiogram.calls import call_bot, pause_of
 from stepwell.adapters.aiogram.filters import filters_of
+from stepwell.adapters.aiogram.objects import bot_of_objects
 from stepwell.adapters.sending import MakeCall, make_call, sender
 from stepwell.errors import DuplicateUpdate, InvalidOption, UnknownFlowError, UsageError
 from stepwell.fsm import FSM
@@ -83,6 +84,7 @@ class _Conversations(BaseMiddleware):
         if not self._checked:
             self._check_flows()
         bot: Bot = data["bot"]
+        bot_of_objects.set(bot)
         fsm = await self._machines.of(bot.id, _sender(bot))
         try:
             async with conversation(fsm, event) as ctx:

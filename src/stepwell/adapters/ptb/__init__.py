@@ -19,6 +19,7 @@ from stepwell.adapters.ptb.application import confirm_handled, install, setup  #
 from stepwell.adapters.ptb.conversation import ConversationHandler  # noqa: E402
 from stepwell.adapters.ptb.conversations import fsm_of  # noqa: E402
 from stepwell.adapters.ptb.filters import ConversationFilter, fsm_flow, fsm_in_flow, fsm_state  # noqa: E402
+from stepwell.adapters.ptb.objects import register_objects  # noqa: E402
 from stepwell.adapters.ptb.persistence import StepwellPersistence  # noqa: E402
 
 __all__ = [
@@ -33,4 +34,5 @@ __all__ = [
     "setup",
 ]
 
+register_objects()
 install()

@@ -13,6 +13,7 @@ from telegram import Update
 from telegram.ext import Application, CallbackContext
 
 from stepwell.adapters.ptb.calls import call_bot, pause_of
+from stepwell.adapters.ptb.objects import bot_of_objects
 from stepwell.adapters.retry import retry_until_free
 from stepwell.adapters.sending import make_call, sender
 from stepwell.errors import DuplicateUpdate, InvalidOption, UsageError
@@ -93,6 +94,8 @@ class ApplicationConversations:
 
     async def start(self, application: _Application) -> None:
         """Open the storage and start the timers."""
+        # Also for the timers, whose tasks begin here.
+        bot_of_objects.set(application.bot)
         if not self._running:
             if self.fsm.send is None:
                 self.fsm.send = sender(partial(call_bot, application.bot), pause_of)
@@ -112,8 +115,7 @@ class ApplicationConversations:
 
         Return the error if the update could not be claimed or written; it was passed to the error handlers.
         """
-        if not self._running:
-            await self.start(application)
+        await self.start(application)
         conversation: Conversation | None = None
 
         def enter() -> Awaitable[Context[Any]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from stepwell.codec.types import PACKERS
+
 __all__ = ["MISSING", "merge", "replace"]
 
 #: There is no such value.
@@ -52,4 +54,12 @@ def replace(value: Any, new: Any) -> Any:
 
 
 def _same(one: Any, other: Any) -> bool:
-    return one is other or (type(one) is type(other) and bool(one == other))
+    if one is other or type(one) is not type(other):
+        return one is other
+    # Telegram's objects are equal if their ids are, so they are compared by what is stored.
+    if type(one) is dict:
+        return one.keys() == other.keys() and all(_same(value, other[key]) for key, value in one.items())
+    if type(one) in (list, tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    packer = PACKERS.get(type(one))
+    return bool(one == other if packer is None else packer(one) == packer(other))

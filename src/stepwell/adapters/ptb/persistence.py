@@ -8,6 +8,7 @@ from telegram.ext import BasePersistence, ContextTypes, PersistenceInput
 
 from stepwell.adapters.ptb.entries import BOT, CHAT, USER, EntryRecords
 from stepwell.adapters.ptb.keyboards import CallbackData, KeyboardRecords
+from stepwell.adapters.ptb.objects import bot_of_objects
 from stepwell.adapters.ptb.states import ConversationKey, field_of, home_of, key_text, open_state, pack_state
 from stepwell.codec import decode_key
 from stepwell.errors import InvalidOption
@@ -204,6 +205,7 @@ class StepwellPersistence(BasePersistence[UD, CD, BD]):
             self.storage.allow_reopen()
 
     def _use(self) -> None:
+        bot_of_objects.set(self.bot)
         if self._owned is None:
             self._owned = not self.storage.is_open
 

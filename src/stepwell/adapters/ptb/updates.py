@@ -15,6 +15,7 @@ from telegram.ext._handlers.conversationhandler import PendingState
 from stepwell.adapters.ptb.claims import UpdateClaim
 from stepwell.adapters.ptb.conversation import conversations_in
 from stepwell.adapters.ptb.held_conversation import HeldConversation
+from stepwell.adapters.ptb.objects import bot_of_objects
 from stepwell.adapters.ptb.pending import PendingHandlers, resolve
 from stepwell.adapters.ptb.persistence import StepwellPersistence
 from stepwell.adapters.ptb.timeouts import ConversationTimeout, ConversationTimers, seconds_of, timeout_field
@@ -78,6 +79,7 @@ class ClaimedUpdates:
         If that fails, the error is passed to the error handlers of the application, and returned.
         """
         application = self.application
+        bot_of_objects.set(application.bot)
         claim = UpdateClaim(self.persistence, application, update, self._pending, once=once)
         try:
             try:

@@ -18,6 +18,9 @@ require("telebot", "telebot", distribution="pyTelegramBotAPI", minimum=MINIMUM)
 from stepwell.adapters.telebot.confirmation import confirm_handled  # noqa: E402
 from stepwell.adapters.telebot.conversations import setup  # noqa: E402
 from stepwell.adapters.telebot.current import fsm_of  # noqa: E402
+from stepwell.adapters.telebot.objects import register_objects  # noqa: E402
 from stepwell.adapters.telebot.storage import AsyncStepwellStateStorage, StepwellStateStorage  # noqa: E402
 
 __all__ = ["AsyncStepwellStateStorage", "StepwellStateStorage", "confirm_handled", "fsm_of", "setup"]
+
+register_objects()
