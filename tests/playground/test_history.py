@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import stat
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from stepwell.playground.play import Playground
 from stepwell.playground.replay import replay
 from stepwell.playground.undo import start_over, step_back
+from stepwell.telegram import BotClient
 from tests.playground.visit import CAFE
 
 
@@ -93,3 +95,17 @@ async def test_a_history_is_limited(tmp_path: Path) -> None:
     await play._history.stop(play)
     found = json.loads((tmp_path / "play.json").read_text())
     assert (len(found["rooms"][0]["messages"]), len(found["updates"]), len(found["groups"])) == (500, 500, 200)
+
+
+async def test_a_poll_whose_time_came_while_the_playground_was_stopped_closes_at_its_start(tmp_path: Path) -> None:
+    async with playground(tmp_path) as play, BotClient(play.bot.token, api=play.api.url) as bot:
+        await play.person("42", 42).send("/feedback")
+        await bot.call("sendPoll", chat_id=42, question="Tea?", options=["Yes", "No"], open_period=3600)
+        assert not play.person("42", 42).messages[-1]["poll"]["is_closed"]
+    options = {"storage": f"sqlite:///{tmp_path}/play.db", "history": tmp_path / "play.json"}
+    async with Playground(CAFE, clock=lambda: time.time() + 3600, **options) as play:
+        alice = play.person("42", 42)
+        async with asyncio.timeout(60):
+            while not any(each.get("poll", {}).get("is_closed") for each in alice.updates):
+                await asyncio.sleep(0.01)
+        assert [each["poll"]["is_closed"] for each in alice.messages if "poll" in each] == [True]

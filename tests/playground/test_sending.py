@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -167,6 +168,80 @@ async def test_users_vote_and_the_bot_stops_the_poll(call: Client, chat: Person)
     assert (await call("stopPoll", chat_id=-5, message_id=999))[1].endswith("message with poll to stop not found")
     with pytest.raises(UsageError, match="closed"):
         await bob.vote("Yes")
+
+
+@pytest.mark.parametrize("given", ["open_period", "close_date"])
+async def test_a_poll_closes_at_its_time_and_its_bot_gets_the_update(
+    given: str, api: BotAPI, call: Client, chat: Person
+) -> None:
+    group = chat.group(-5)
+    now = 1_800_000_000.0
+    api.world.clock = lambda: now
+    until = {"open_period": 1, "close_date": 1_800_000_001}
+    sent = await call(
+        "sendPoll", chat_id=-5, question="Tea?", options=["Yes", "No"], reply_markup={"inline_keyboard": []},
+        **{given: until[given]},
+    )  # fmt: skip
+    await group.vote("Yes")
+    forwarded = await call("forwardMessage", chat_id=42, from_chat_id=-5, message_id=sent["message_id"])
+    before = len(chat.updates)
+    shown = group.messages[-1]
+    assert not shown["poll"]["is_closed"]
+    now += 1
+    with pytest.raises(UsageError, match="closed"):
+        await group.vote("No")
+    async with asyncio.timeout(60):
+        while not shown["poll"]["is_closed"]:
+            await asyncio.sleep(0.01)
+    (update,) = chat.updates[before:]
+    closed = update["poll"]
+    assert (closed["id"], closed["is_closed"], closed["total_voter_count"]) == (sent["poll"]["id"], True, 1)
+    assert closed["close_date"] == until["close_date"]
+    assert shown["poll"] == closed
+    # A forwarded poll is the same poll.
+    assert chat.messages[-1]["message_id"] == forwarded["message_id"]
+    assert chat.messages[-1]["poll"]["is_closed"]
+    stop = await call("stopPoll", chat_id=-5, message_id=sent["message_id"])
+    assert stop == (400, "Bad Request: poll has already been closed")
+
+
+async def test_a_poll_that_was_stopped_or_deleted_gives_no_update_at_its_time(
+    api: BotAPI, call: Client, chat: Person
+) -> None:
+    now = 1_800_000_000.0
+    api.world.clock = lambda: now
+    polls = [
+        await call("sendPoll", chat_id=42, question=question, options=["Yes", "No"], open_period=1)
+        for question in ("Stopped?", "Deleted?", "Open?")
+    ]
+    where = [{"chat_id": 42, "message_id": each["message_id"]} for each in polls]
+    await call("stopPoll", **where[0])
+    await call("deleteMessage", **where[1])
+    now += 1
+    async with asyncio.timeout(60):
+        while not chat.messages[-1]["poll"]["is_closed"]:
+            await asyncio.sleep(0.01)
+    asked = [update["poll"]["question"] for update in chat.updates]
+    assert asked == ["Stopped?", "Open?"]
+
+
+async def test_a_poll_may_close_at_any_date(call: Client, chat: Person) -> None:
+    sent = await call("sendPoll", chat_id=42, question="?", options=["a"], close_date=10**400)
+    assert not sent["poll"]["is_closed"]
+    sent = await call("sendPoll", chat_id=42, question="?", options=["a"], close_date=1)
+    async with asyncio.timeout(60):
+        while not chat.messages[-1]["poll"]["is_closed"]:
+            await asyncio.sleep(0.01)
+    assert not chat.messages[-2]["poll"]["is_closed"]
+
+
+async def test_the_document_of_an_animation_has_the_fields_of_a_document_only(call: Client, chat: Person) -> None:
+    where = {"animation": "https://example.com/cat.gif", "width": 20, "duration": 3}
+    sent = await call("sendAnimation", chat_id=42, **where)
+    document = {"file_id", "file_unique_id", "file_name", "mime_type", "file_size", "thumbnail"}
+    assert sent["animation"]["width"] == 20
+    assert set(sent["document"]) <= document
+    assert sent["document"] == {name: value for name, value in sent["animation"].items() if name in document}
 
 
 async def test_a_quiz_accepts_one_vote_and_an_anonymous_poll_names_no_user(call: Client, chat: Person) -> None:

@@ -15,6 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stepwell.playground.botapi.methods.polls import close_later
 from stepwell.playground.botapi.objects import Room, Topic
 from stepwell.playground.botapi.updates import Pending
 from stepwell.playground.event_group import EventGroup, GroupEvent
@@ -125,12 +126,17 @@ def _restore(play: Playground, state: dict[str, Any]) -> None:
     groups = [_group(each) for each in state["groups"]]
     pending = [Pending(update, object(), again=True) for update in state["pending"]]
     updates = list(state["updates"])
+    sent = [message["poll"] for room in rooms for message in room.messages.values() if "poll" in message]
+    # A forwarded poll is in several messages.
+    polls = {poll["id"]: poll for poll in sent}
     play.world.users.update(users)
     for room in rooms:
         play.world.rooms[(play.bot.id, room.id) if room.type == "private" else room.id] = room
     play.bot.updates.all[:] = updates
     play.bot.updates.pending[:] = pending
     play.observer.timeline.restore(groups)
+    for poll in polls.values():
+        close_later(play.world, play.bot, poll)
 
 
 def _room(given: dict[str, Any]) -> Room:

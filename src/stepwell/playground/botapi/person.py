@@ -14,7 +14,7 @@ from stepwell.playground.botapi.methods.files import add_profile_photo
 from stepwell.playground.botapi.methods.invites import join_by_link
 from stepwell.playground.botapi.methods.members import change_member, member_of
 from stepwell.playground.botapi.methods.payments import Payment, start_payment
-from stepwell.playground.botapi.methods.polls import vote
+from stepwell.playground.botapi.methods.polls import is_closed, vote
 from stepwell.playground.botapi.methods.reactions import react
 from stepwell.playground.botapi.methods.topics import open_topic
 from stepwell.playground.botapi.objects import PendingInvoice, Room
@@ -166,8 +166,10 @@ class Person(ChatHistory):
         missing = [option for option in options if option not in texts]
         if missing:
             raise UsageError(f"the poll has no option {missing[0]!r}; it has: {', '.join(map(repr, texts))}")
-        if poll["is_closed"] or (len(options) > 1 and not poll["allows_multiple_answers"]):
-            raise UsageError("the poll is closed" if poll["is_closed"] else "the poll accepts one option only")
+        if is_closed(self.world, poll):
+            raise UsageError("the poll is closed")
+        if len(options) > 1 and not poll["allows_multiple_answers"]:
+            raise UsageError("the poll accepts one option only")
         if not poll["allows_revoting"] and self.id in self.room.votes.get(message["message_id"], {}):
             raise UsageError("the poll accepts one vote of each user")
         vote(self.world, self.room, message, self.me, [texts.index(option) for option in options])

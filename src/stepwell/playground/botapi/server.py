@@ -81,6 +81,8 @@ class BotAPI:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.webhooks.close()
+        for timer in self.world.timers.values():
+            timer.cancel()
         for bot in self.world.bots.values():
             bot.updates.stop()
         await self._serving.stop()

@@ -5,6 +5,7 @@ Everything is in memory, as the JSON that Telegram would send, and used from one
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import Callable
@@ -71,6 +72,8 @@ class World:
         self.invoices: dict[str, PendingInvoice] = {}
         #: Payments by their ``telegram_payment_charge_id``.
         self.payments: dict[str, dict[str, Any]] = {}
+        #: Close polls, by the id of the poll.
+        self.timers: dict[str, asyncio.TimerHandle] = {}
         self._watchers: list[Callable[[WorldEvent], None]] = []
         # Above the ids of earlier runs: bots remember the ids of handled updates.
         self._update_ids = count(int(clock() * 1000))

@@ -45,6 +45,7 @@ KINDS: dict[str, MediaKind] = {
     "video_note": MediaKind({"length": 1, "duration": 1}, ("length", "duration"), captioned=False),
     "sticker": MediaKind(_STICKER, texts=("emoji",), captioned=False),
 }
+_DOCUMENT = frozenset({"file_id", "file_unique_id", "file_size", "file_name", "mime_type", "thumbnail"})
 _INPUT_MEDIA = ("animation", "audio", "document", "photo", "video")
 
 
@@ -64,7 +65,8 @@ def media_object(call: Call, kind: str, params: Params, name: str) -> dict[str, 
     if file.kind == "video":
         result |= _cover(call, params)
     # A file that is sent by its id keeps its kind. A photo is a list of sizes; an animation is also sent as a document.
-    extra = {"document": result} if file.kind == "animation" else {}
+    document = {name: value for name, value in result.items() if name in _DOCUMENT}
+    extra = {"document": document} if file.kind == "animation" else {}
     return {file.kind: [result] if file.kind == "photo" else result, **extra}
 
 

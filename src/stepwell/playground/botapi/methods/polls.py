@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
+from functools import partial
+from math import inf
 from typing import Any
 
 from stepwell.playground.botapi.call import Call, Method
@@ -14,12 +17,14 @@ from stepwell.playground.botapi.methods.sending import deliver
 from stepwell.playground.botapi.params import Params
 from stepwell.playground.botapi.refusal import bad_request
 from stepwell.playground.botapi.texts import formatted_text
-from stepwell.playground.botapi.world import Room, World
+from stepwell.playground.botapi.world import Bot, Room, World
 
-__all__ = ["METHODS", "vote"]
+__all__ = ["METHODS", "close_later", "is_closed", "vote"]
 
 MAX_QUESTION, MAX_OPTION, MAX_OPTIONS = 300, 100, 12
 MAX_EXPLANATION, MAX_DESCRIPTION = 200, 1024
+#: Seconds after which a timer looks at the clock again. A bot may give a date that is too large for a timer.
+LONGEST = 3600
 
 
 def send_poll(call: Call) -> dict[str, Any]:
@@ -48,7 +53,9 @@ def send_poll(call: Call) -> dict[str, Any]:
         **_text(params, "description", MAX_DESCRIPTION),
         **_media(call, params, "media"),
     }
-    return deliver(call, poll=poll)
+    message = deliver(call, poll=poll)
+    close_later(call.world, call.bot, poll)
+    return message
 
 
 def _options(call: Call) -> list[dict[str, Any]]:
@@ -122,6 +129,39 @@ def stop_poll(call: Call) -> dict[str, Any]:
     call.world.change(call.room(), message, poll=poll, reply_markup=markup_of(call.params))
     call.world.update(call.bot, "poll", poll)
     return poll
+
+
+def is_closed(world: World, poll: dict[str, Any]) -> bool:
+    """Return whether a poll accepts no more votes."""
+    return bool(poll["is_closed"]) or poll.get("close_date", inf) <= world.clock()
+
+
+def close_later(world: World, bot: Bot, poll: dict[str, Any]) -> None:
+    """Close a poll of a bot at its ``close_date``, if it has one."""
+    if "close_date" in poll and not poll["is_closed"]:
+        left = max(min(poll["close_date"], int(world.clock()) + LONGEST) - world.clock(), 0.0)
+        close = partial(_close_if_due, world, bot, poll["id"])
+        world.timers[poll["id"]] = asyncio.get_running_loop().call_later(left, close)
+
+
+def _close_if_due(world: World, bot: Bot, poll_id: str) -> None:
+    del world.timers[poll_id]
+    # A forwarded poll is in several messages.
+    found = [
+        (room, message)
+        for room in world.rooms.values()
+        for message in room.messages.values()
+        if message.get("poll", {}).get("id") == poll_id and not message["poll"]["is_closed"]
+    ]
+    if not found:
+        return
+    poll = found[0][1]["poll"]
+    if not is_closed(world, poll):
+        close_later(world, bot, poll)
+        return
+    for room, message in found:
+        world.change(room, message, poll={**message["poll"], "is_closed": True})
+    world.update(bot, "poll", {**poll, "is_closed": True})
 
 
 def vote(world: World, room: Room, message: dict[str, Any], user: dict[str, Any], chosen: list[int]) -> None:
