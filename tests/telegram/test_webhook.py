@@ -281,7 +281,8 @@ class Interrupted(BotClient):
         await asyncio.sleep(0.002)
         if self.away:
             raise BotUnavailable(method, 502, "Bad Gateway")
-        self.sent.append(params["text"])
+        if method != "answerCallbackQuery":
+            self.sent.append(params["text"])
 
 
 def message(number: int, text: str, chat: int = 42) -> bytes:

@@ -173,6 +173,38 @@ async def test_pressing_a_button_of_the_last_message_edits_it() -> None:
     assert [call["method"] for call in chat.calls] == ["sendMessage", "answerCallbackQuery", "editMessageText"]
 
 
+async def test_a_press_that_the_bot_does_not_answer_gets_the_empty_answer_of_a_runner() -> None:
+    def make_silent(storage: Storage) -> Router:
+        router = Router(FSM("poll_bot", storage=storage, flows=[]))
+
+        @router.on(command("menu"))
+        async def menu(ctx: Context) -> None:
+            ctx.answer("Menu", reply_markup=keyboard("Old", "Fail"))
+
+        @router.on(callback("fail"))
+        async def fail(ctx: Context) -> None:
+            raise LookupError("oh")
+
+        return router
+
+    chat = Chat(make_silent)
+    await chat.send("/menu")
+    assert await chat.press("Old") == []
+    query = chat.updates[-1]["callback_query"]["id"]
+    answer = {"method": "answerCallbackQuery", "callback_query_id": query}
+    assert chat.calls[1:] == [answer]
+    await chat.redeliver()
+    assert chat.calls[1:] == [answer]
+    with pytest.raises(LookupError):
+        await chat.press("Fail")
+    assert chat.calls[-1]["callback_query_id"] == chat.updates[-1]["callback_query"]["id"]
+    chat.kill_next()
+    await chat.press("Old")
+    assert len(chat.calls) == 3
+    await chat.redeliver()
+    assert chat.calls[-1]["callback_query_id"] == chat.updates[-1]["callback_query"]["id"]
+
+
 async def test_pressing_a_missing_button_raises_and_lists_the_buttons() -> None:
     chat = Chat(make_poll)
     with pytest.raises(AssertionError, match="the bot has sent no message here"):

@@ -41,7 +41,10 @@ class Calls(Block):
         self.call("sendMessage", **{**keys.params_of(where), "text": text, **params})
 
     def answer_callback(self, text: str | None = None, **params: Any) -> None:
-        """Answer a pressed button, which stops its loading animation.
+        """Answer a pressed button, which stops its loading animation and may show a text.
+
+        Without it the runner of the bot stops the animation. Telegram takes one answer: after 3 seconds the runner has
+        given it, and the text is not shown.
 
         Raises ``UsageError`` if the update is not a callback query.
         """

@@ -14,6 +14,8 @@ from stepwell.errors import BotUnavailable, Busy, Conflict, RecordReplaced, Stor
 from stepwell.fsm import Router, Update
 from stepwell.fsm.admin import forgotten_places
 from stepwell.storage.outage import OutageLog
+from stepwell.telegram.client import BotClient
+from stepwell.telegram.press import Press
 from stepwell.telegram.sending import Sender
 
 __all__ = ["TEMPORARY", "Unfinished", "chat_of", "log_of_outages", "sender_for_timers"]
@@ -35,10 +37,12 @@ def log_of_outages() -> OutageLog:
 class Unfinished:
     """An update until it is handled and answered, which may take several attempts."""
 
-    __slots__ = ("_attempts", "_conflicts", "calls", "update")
+    __slots__ = ("_attempts", "_conflicts", "calls", "press", "update")
 
-    def __init__(self, update: Update) -> None:
+    def __init__(self, update: Update, client: BotClient) -> None:
         self.update: Update = update
+        #: The pressed button, if the update tells of one.
+        self.press: Press | None = Press.of(update, client)
         #: The calls that are not sent yet; ``None`` until the update is handled.
         self.calls: deque[dict[str, Any]] | None = None
         #: How often it was handled, and how often the storage refused the commit.
@@ -66,10 +70,17 @@ class Unfinished:
             if self.calls is None:
                 self._attempts += 1
                 self.calls = deque(await router._collect(self.update, on_claim, is_temporary, self._attempts))
+            press = self.press
+            if press is not None and not any(map(press.is_answered_by, self.calls)):
+                press.answer()
             send = sender.send if router.send is None else router.send
             while self.calls:
-                await _portal.call(send, self.calls[0])
+                call = self.calls[0]
+                if press is None or not press.is_answered_by(call) or await press.admits(call):
+                    await _portal.call(send, call)
                 self.calls.popleft()
+            if press is not None:
+                await press.sent()
         except (KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:
@@ -83,6 +94,9 @@ class Unfinished:
             key = _key_of(router, self.update)
             logger.exception("the handler of update %s failed (key %s)", self.update.update_id, key)
             self.calls = deque()
+            if self.press is not None:
+                self.press.answer()
+                await self.press.sent()
         finally:
             forgotten_places.reset(collecting)
             # The frames of its traceback refer to it.

@@ -48,7 +48,7 @@ _KEYS_WITH_CHAT = (keys.ChatUser, keys.Chat, keys.ChatTopic, keys.ChatTopicUser)
 class _Queued(NamedTuple):
     """An update that waits for earlier ones."""
 
-    update: Update
+    unfinished: Unfinished
     #: ``None`` unless keys span chats.
     key: Any
     #: Set when the earlier update of the same key is finished; ``None`` if there is none.
@@ -244,7 +244,7 @@ class Poller:
             self._waiting += size
         if self._key_spans_chats and (key := self._key_of(seen)) is not None:
             finished = asyncio.get_running_loop().create_future()
-        queued = _Queued(seen, key, self._last_of_key.get(key), finished, size)
+        queued = _Queued(Unfinished(seen, self._client), key, self._last_of_key.get(key), finished, size)
         if finished is not None:
             self._last_of_key[key] = finished
         if queue is None or len(queue.updates) < self._share:
@@ -281,17 +281,17 @@ class Poller:
         updates = queue.updates
         try:
             while updates:
-                update, key, earlier, finished, _ = updates[0]
+                unfinished, key, earlier, finished, _ = updates[0]
                 if earlier is not None:
                     await self._wait_for(earlier)
                 # After stop(), waiting updates stay in the inbox.
-                if self._stopping.is_set() or not await self._process(update):
+                if self._stopping.is_set() or not await self._process(unfinished):
                     break
                 updates.popleft()
                 if updates:
                     queue.size -= updates[0].size
                     self._waiting -= updates[0].size
-                self._inbox.finish(update.raw["update_id"])
+                self._inbox.finish(unfinished.update.raw["update_id"])
                 if finished is not None:
                     finished.set_result(None)
                     if self._last_of_key[key] is finished:
@@ -324,9 +324,8 @@ class Poller:
         while not earlier.done() and not self._stopping.is_set():
             await asyncio.wait((earlier, self._stopped), return_when=asyncio.FIRST_COMPLETED)
 
-    async def _process(self, update: Update) -> bool:
+    async def _process(self, unfinished: Unfinished) -> bool:
         """Handle an update and send its answers; return whether that is finished."""
-        unfinished = Unfinished(update)
         failures = 0
         task = asyncio.current_task()
         assert task is not None
@@ -341,7 +340,7 @@ class Poller:
                 if isinstance(error, StorageError):
                     self._outage.failed(error)
                 else:
-                    logger.warning("retrying update %s: %s", update.update_id, error)
+                    logger.warning("retrying update %s: %s", unfinished.update.update_id, error)
             finally:
                 on_claim()
             failures += 1

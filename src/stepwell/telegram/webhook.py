@@ -82,10 +82,10 @@ class _Delivery:
 
     __slots__ = ("chat", "failed_at", "response", "unfinished")
 
-    def __init__(self, update: Update) -> None:
+    def __init__(self, update: Update, client: BotClient) -> None:
         self.chat: Any = chat_of(update)
         #: ``None`` once the update is answered.
-        self.unfinished: Unfinished | None = Unfinished(update)
+        self.unfinished: Unfinished | None = Unfinished(update, client)
         #: The status for the last delivery.
         self.response: asyncio.Task[int] | None = None
         #: When the answers could not be sent, on the clock of the loop.
@@ -167,7 +167,7 @@ class Webhook:
         content = blake2b(body, digest_size=16).digest()
         delivery, loop = self._deliveries.get(content), asyncio.get_running_loop()
         if delivery is None or (delivery.response is not None and delivery.response.get_loop() is not loop):
-            delivery = _Delivery(Update.of(update))
+            delivery = _Delivery(Update.of(update), self.sender.client)
             self._remember(content, delivery)
         if delivery.response is None or _has_failed(delivery.response):
             previous = self._last.get(delivery.chat)

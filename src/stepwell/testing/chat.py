@@ -32,6 +32,9 @@ class Chat:
     or have several workers. The default storage is memory. Every worker opens a storage given as URL, except
     ``memory://``, for itself, as separate processes would; ``async with Chat(...)`` closes these.
 
+    A pressed button that the bot does not answer with ``answerCallbackQuery`` gets an empty answer, which ``calls`` has
+    too, because a runner does the same.
+
     Telegram's rules for methods, texts and keyboards apply: a call that Telegram would refuse raises
     ``BotApiError``. With ``on_send_error(call, error)`` it is passed to that function instead, as ``run_polling``
     does.
@@ -137,8 +140,15 @@ class Chat:
         do that with ``redeliver()``.
         """
         self._telegram.updates.append(update)
-        # A copy, so that a handler cannot change it here.
-        calls = await self._workers.handle(copy.deepcopy(update))
+        is_killed = self._workers.is_killed
+        try:
+            # A copy, so that a handler cannot change it here.
+            calls = await self._workers.handle(copy.deepcopy(update))
+        except Exception:
+            self._telegram.answer_press(update, [])
+            raise
+        if not is_killed:
+            self._telegram.answer_press(update, calls)
         shown = [await self._telegram.send(call) for call in calls]
         return [
             text_of(message) for message in shown if message is not None and thread_of(message) == self._chat_thread

@@ -10,6 +10,7 @@ from itertools import count
 from typing import Any, NamedTuple, TypeAlias
 
 from stepwell.errors import BotApiError, BotBlocked, BotUnavailable, InvalidOption
+from stepwell.fsm import Update
 from stepwell.playground.botapi.keyboards import markup_of
 from stepwell.playground.botapi.official import like_official, official_name
 from stepwell.playground.botapi.params import Params
@@ -149,6 +150,14 @@ class Telegram:
                 raise refused from None
             return None
         return self._take(call)
+
+    def answer_press(self, update: dict[str, Any], calls: list[dict[str, Any]]) -> None:
+        """Add the empty answer of a runner to a press that neither these calls nor earlier ones answer."""
+        query = Update.of(update).callback_id
+        answer = {"method": "answerCallbackQuery", "callback_query_id": query}
+        answered = (each for each in (*self.calls, *calls) if each["method"] == answer["method"])
+        if query is not None and all(each.get("callback_query_id") != query for each in answered):
+            self.calls.append(answer)
 
     async def send_for_timer(self, call: dict[str, Any]) -> None:
         """Apply a call of a timer or a job, whose errors do not reach the test but are logged."""

@@ -83,6 +83,11 @@ class Workers:
         await self.restart(None)
         return []
 
+    @property
+    def is_killed(self) -> bool:
+        """Whether the next update kills the bot."""
+        return self._kill is not None
+
     def kill_next(self, when: str) -> None:
         """Kill the bot at the next update or timer."""
         if self._make is None:

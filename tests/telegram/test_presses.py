@@ -1,0 +1,200 @@
+"""Presses of buttons, which the runner answers unless their handler does."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, TypeAlias
+
+import pytest
+
+from stepwell import MemoryStorage
+from stepwell.fsm import FSM, Context, Router, command, keyboard
+from stepwell.playground.botapi import BotAPI, Person
+from stepwell.telegram import BotClient, run_polling, webhook
+from stepwell.web.serving import Serving
+
+#: What answerCallbackQuery shows to the user if it has no parameters.
+NOTHING = {"text": "", "show_alert": False, "url": "", "cache_time": 0}
+
+
+class Running:
+    """A running bot and its local Bot API."""
+
+    def __init__(self, api: BotAPI) -> None:
+        self.api = api
+        self.bot = api.bot("my_bot")
+
+    def person(self, user: int = 42) -> Person:
+        return self.api.chat(self.bot, user)
+
+    async def press(self, data: str, user: int = 42) -> tuple[Person, str]:
+        """Press a button; return the user and the id of the press."""
+        person = self.person(user)
+        assert await person.ask("/menu") == "Menu"
+        query = await person.press(data)
+        assert query is not None
+        return person, query
+
+    def answers(self) -> list[dict[str, Any]]:
+        """Return the calls that answer a press, in order, also those that were refused."""
+        return [call for call in self.bot.calls if call["method"] == "answerCallbackQuery"]
+
+
+Run: TypeAlias = Callable[[Router], AbstractAsyncContextManager[Running]]
+
+
+@asynccontextmanager
+async def polling(router: Router) -> AsyncIterator[Running]:
+    async with BotAPI() as api:
+        running = Running(api)
+        task = asyncio.create_task(run_polling(router, running.bot.token, api=api.url, limits=None))
+        try:
+            yield running
+        finally:
+            task.cancel()
+            await asyncio.wait((task,))
+
+
+@asynccontextmanager
+async def serving(router: Router) -> AsyncIterator[Running]:
+    async with BotAPI(webhook_pause=0.05) as api:
+        running = Running(api)
+        token = running.bot.token
+        app = webhook(router, secret_token="s3cret", token=token, api=api.url, limits=None)
+        server = Serving(app, name="webhook")
+        async with app:
+            url = f"http://127.0.0.1:{await server.start('127.0.0.1', 0)}/"
+            try:
+                async with BotClient(token, api=api.url) as client:
+                    await client.call("setWebhook", url=url, secret_token="s3cret")
+                yield running
+            finally:
+                await server.stop()
+
+
+@pytest.fixture(params=[polling, serving])
+def run(request: pytest.FixtureRequest) -> Run:
+    found: Run = request.param
+    return found
+
+
+def make_router(*buttons: str) -> Router:
+    router = Router(FSM("my_bot", storage=MemoryStorage(), flows=[]))
+
+    @router.on(command("menu"))
+    async def menu(ctx: Context) -> None:
+        ctx.answer("Menu", reply_markup=keyboard([list(buttons)]))
+
+    return router
+
+
+async def test_a_press_that_no_handler_matches_is_answered(run: Run) -> None:
+    async with run(make_router("Old")) as running:
+        person, query = await running.press("Old")
+        assert await person.notice(query) == NOTHING
+
+
+async def test_a_press_whose_handler_raises_is_answered(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    router = make_router("Fail")
+
+    @router.on()
+    async def fail(ctx: Context) -> None:
+        ctx.answer_callback("Never sent")
+        raise LookupError("oh")
+
+    async with run(router) as running:
+        person, query = await running.press("Fail")
+        assert await person.notice(query) == NOTHING
+    assert "LookupError: oh" in caplog.text
+
+
+async def test_a_press_whose_handler_answers_something_else_is_answered_before_that(run: Run) -> None:
+    router = make_router("Tea")
+
+    @router.on()
+    async def tea(ctx: Context) -> None:
+        ctx.answer("Coming up")
+        ctx.answer("Here it is")
+
+    async with run(router) as running:
+        person, query = await running.press("Tea")
+        assert await person.notice(query) == NOTHING
+        assert [await person.answer() for _ in range(2)] == ["Coming up", "Here it is"]
+        assert len(running.answers()) == 1
+
+
+async def test_the_answer_of_a_handler_is_the_only_one(run: Run) -> None:
+    router = make_router("Tea")
+
+    @router.on()
+    async def tea(ctx: Context) -> None:
+        ctx.answer("Coming up")
+        ctx.answer_callback("One tea", show_alert=True)
+
+    async with run(router) as running:
+        person, query = await running.press("Tea")
+        assert await person.notice(query) == {**NOTHING, "text": "One tea", "show_alert": True}
+        assert await person.answer() == "Coming up"
+        # The next update of the chat is handled after all calls for this one.
+        assert await person.ask("/menu") == "Menu"
+    assert len(running.answers()) == 1
+
+
+async def test_a_press_whose_handler_is_slow_is_answered_before_it_ends(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    router = make_router("Slow")
+    proceed = asyncio.Event()
+
+    @router.on()
+    async def slow(ctx: Context) -> None:
+        async with asyncio.timeout(30):
+            await proceed.wait()
+        ctx.answer_callback("Too late")
+        ctx.answer("Done")
+
+    async with run(router) as running:
+        person, query = await running.press("Slow")
+        assert await person.notice(query) == NOTHING
+        proceed.set()
+        assert await person.answer() == "Done"
+        assert len(running.answers()) == 1
+    records = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(records) == 1
+    assert "answered a pressed button after more than 3 s, so its text is not shown" in records[0].getMessage()
+
+
+async def test_a_press_that_waits_for_a_slow_update_of_its_chat_is_answered() -> None:
+    router = make_router("Tea")
+    proceed = asyncio.Event()
+
+    @router.on(command("slow"))
+    async def slow(ctx: Context) -> None:
+        async with asyncio.timeout(30):
+            await proceed.wait()
+
+    async with polling(router) as running:
+        person = running.person()
+        await person.ask("/menu")
+        await person.send("/slow")
+        query = await person.press("Tea")
+        assert query is not None
+        assert await person.notice(query) == NOTHING
+        proceed.set()
+
+
+async def test_an_answer_to_a_press_that_comes_too_late_for_telegram_is_no_failure(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with run(make_router("Old")) as running:
+        person = running.person()
+        await person.ask("/menu")
+        description = "Bad Request: query is too old and response timeout expired or query ID is invalid"
+        running.bot.refuse(400, description, method="answerCallbackQuery")
+        await person.press("Old")
+        assert await person.ask("/menu") == "Menu"
+        assert len(running.answers()) == 1
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
