@@ -35,8 +35,9 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0
 CONNECTIONS, KEEP_ALIVE = 100, 30.0
 #: The status of a method that the server does not have. Not retryable.
 NOT_IMPLEMENTED = 501
-#: The status of a request that is too large for the server. Telegram sends no JSON with it. Not retryable.
-TOO_LARGE = 413
+#: The statuses that refuse a call without JSON. The server would refuse it again: it does not know the method, or the
+#: request is too large, for which Telegram sends a page too.
+REFUSALS = (NOT_IMPLEMENTED, 413)
 
 _METHOD = re.compile(r"[A-Za-z]+")
 
@@ -173,7 +174,7 @@ class BotClient:
         if ok is not False:
             wait = float(header) if header.isascii() and header.isdigit() else None
             why = f"HTTP status {status} from {link.server}, no answer of the Bot API"
-            return _Answer(None if status == 200 else status, why, wait, foreign=status != TOO_LARGE)
+            return _Answer(None if status == 200 else status, why, wait, foreign=status not in REFUSALS)
         return self._error_in(parsed, status)
 
     def _error_in(self, parsed: dict[str, Any], status: int) -> _Answer:
