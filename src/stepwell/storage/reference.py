@@ -1,6 +1,7 @@
 """The state of one address, and the effect of each operation on it.
 
-This is the reference for every backend, and the implementation of ``MemoryStorage`` and ``KeyValueStorage``.
+``Header`` has the rules of writes, for all backends that run them in this process. ``Cell`` adds contents, memo and
+lease: it is the reference for every backend, and the implementation of ``MemoryStorage`` and ``KeyValueStorage``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from stepwell.storage.operations import (
     Taken,
 )
 
-__all__ = ["Cell"]
+__all__ = ["Cell", "Header"]
 
 
 #: The version of an address that was never written.
@@ -31,8 +32,8 @@ NEVER = Version(0, "")
 
 
 @dataclass(slots=True)
-class Cell:
-    """A record, or its tombstone, with its memo and its lease. Times are seconds since 1970."""
+class Header:
+    """A record, or its tombstone, without its contents. Times are seconds since 1970."""
 
     version: Version = NEVER
     base: str = ""
@@ -40,14 +41,87 @@ class Cell:
     #: Whether there is a record, expired or not. Otherwise there is only a tombstone, a memo or a lease.
     alive: bool = False
     head: Head | None = None
-    fields: dict[str, str] = field(default_factory=dict)
-    parts: dict[str, str] = field(default_factory=dict)
     tags: tuple[str, ...] = ()
+    #: Of all fields and parts with their names.
     size: int = 0
+    #: Of a tombstone: when it can be removed.
     expires_at: float | None = None
     deadline: float | None = None
     queue: Queue | None = None
     queued_at: float = 0.0
+
+    def visible(self, now: float) -> bool:
+        """Return whether there is a record that has not expired."""
+        return self.alive and not self.expired(now)
+
+    def expired(self, now: float) -> bool:
+        """Return whether it has expired. It is then hidden, and the next sweep removes it."""
+        return self.expires_at is not None and self.expires_at <= now
+
+    def refusal(self, guard: Guard, address: Address, now: float) -> StepwellError | None:
+        """Return the error of a guard that is not met. The lease, which goes first, is not a part of the header."""
+        _, base, version, absent = guard
+        if base is not None and base != self.base:
+            return RecordReplaced(address.text)
+        if version is not None and (version != self.version or not self.visible(now)):
+            return VersionChanged(address.text)
+        if absent and self.visible(now):
+            return RecordExists(address.text)
+        return None
+
+    def starts_anew(self, change: Change, now: float, *, held: bool) -> bool:
+        """Return whether a write drops the old record, which has expired.
+
+        An expired record is only hidden: a write by its holder restores it, any other write starts a new one.
+        """
+        return self.alive and self.expired(now) and (change.fresh or not held)
+
+    def write(self, change: Change, now: float, size: int, *, held: bool) -> TooLarge | None:
+        """Apply a change that does not delete the record; its contents will have this size."""
+        write, replace, _, _, _, head, _, _, tags, deadline, expiry, _, _, limit, queue, _ = change
+        if size > limit and size > self.size:
+            return TooLarge("the record", size, limit)
+        anew = self.starts_anew(change, now, held=held)
+        over = self.expired(now)
+        if replace or anew:
+            self.base = write
+        if anew:
+            self.head, self.tags, self.deadline, self.expires_at, self.queue = None, (), None, None, None
+        if head is not KEEP:
+            self.head = head
+        if tags is not KEEP:
+            self.tags = tags
+        if deadline is not KEEP:
+            self.deadline = None if deadline is None else now + deadline
+        if expiry is not KEEP:
+            self.expires_at = None if expiry is None else now + expiry
+        elif not self.alive or (held and over):
+            self.expires_at = None
+        if queue is not KEEP:
+            self.queue, self.queued_at = queue, now
+        number = self.version.number + 1
+        self.version = tuple.__new__(Version, (number if self.alive else max(number, int(now * 1e6)), write))
+        self.alive, self.written_at, self.size = True, now, size
+        return None
+
+    def delete(self, change: Change, now: float) -> None:
+        """Leave a tombstone, or with ``forget`` only a base, which shows the present holder that its record is gone."""
+        if self.alive:
+            self.version = Version(self.version.number + 1, change.write)
+            self.base, self.written_at, self.alive = change.write, now, False
+            # The tags stay, so that deleting a user's data finds the tombstone too.
+            self.head, self.size, self.expires_at = None, 0, now + DAY
+            self.deadline = self.queue = None
+        if change.forget:
+            self.version, self.base, self.expires_at, self.tags = NEVER, change.write, now, ()
+
+
+@dataclass(slots=True)
+class Cell(Header):
+    """A record, or its tombstone, with its contents, its memo and its lease."""
+
+    fields: dict[str, str] = field(default_factory=dict)
+    parts: dict[str, str] = field(default_factory=dict)
     memo: str | None = None
     memo_until: float = 0.0
     token: str | None = None
@@ -69,14 +143,6 @@ class Cell:
         self._release(operation)
         return None
 
-    def visible(self, now: float) -> bool:
-        """Return whether there is a record that has not expired."""
-        return self.alive and not self.expired(now)
-
-    def expired(self, now: float) -> bool:
-        """Return whether it has expired. It is then hidden, and the next sweep removes it."""
-        return self.expires_at is not None and self.expires_at <= now
-
     def leased(self, now: float) -> bool:
         """Return whether it is held."""
         return self.token is not None and self.leased_until > now
@@ -87,7 +153,7 @@ class Cell:
             return False
         if self.alive:
             return self.expired(now)
-        return self.memo_until <= now and (not self.version.number or self.written_at + DAY <= now)
+        return self.memo_until <= now and (not self.version.number or self.expired(now))
 
     def remains(self, now: float) -> Cell | None:
         """Return what a sweep leaves behind: the memo of handled updates is kept for a day."""
@@ -160,69 +226,38 @@ class Cell:
         return tuple.__new__(Applied, (self.version, self.base, now, record))
 
     def _refused(self, guard: Guard, address: Address, now: float) -> StepwellError | None:
-        token, base, version, absent = guard
+        token = guard.token
         if token is not None and (token != self.token or self.leased_until <= now):
             return LeaseLost(address.text)
-        if base is not None and base != self.base:
-            return RecordReplaced(address.text)
-        if version is not None and (version != self.version or not self.visible(now)):
-            return VersionChanged(address.text)
-        if absent and self.visible(now):
-            return RecordExists(address.text)
-        return None
+        return self.refusal(guard, address, now)
 
     def _delete(self, change: Change, held: bool, now: float) -> None:
         if self.alive:
-            self.version = Version(self.version.number + 1, change.write)
-            self.base, self.written_at, self.alive = change.write, now, False
-            # The tags stay, so that deleting a user's data finds the tombstone too.
-            self.head, self.fields, self.parts, self.part_names, self.size = None, {}, {}, None, 0
-            self.expires_at = self.deadline = self.queue = None
+            self.fields, self.parts, self.part_names = {}, {}, None
+        self.delete(change, now)
         if change.forget:
-            self.version, self.memo, self.memo_until, self.tags = NEVER, None, 0.0, ()
-            # While another token holds it, the base shows that the version it loaded is gone.
-            self.base = change.write if self.leased(now) and not held else ""
+            self.memo, self.memo_until = None, 0.0
+            if held or not self.leased(now):
+                self.base = ""
 
     def _write(self, change: Change, held: bool, now: float) -> TooLarge | None:
-        # An expired record is only hidden: a write by its holder restores it, any other write starts a new one.
-        write, replace, _, _, fresh, head, written, unset, tags, deadline, expiry, _, parts, limit, queue, drop = change
-        over = self.expired(now)
-        anew = self.alive and over and (fresh or not held)
-        dropped = replace or anew
-        size = self._size_after(change, dropped)
-        if size > limit and size > self.size:
-            return TooLarge("the record", size, limit)
+        dropped = change.replace or self.starts_anew(change, now, held=held)
+        too_large = self.write(change, now, self._size_after(change, dropped), held=held)
+        if too_large is not None:
+            return too_large
         if dropped:
-            self.fields, self.parts, self.part_names, self.base = {}, {}, None, write
-        if anew:
-            self.head, self.tags, self.deadline, self.expires_at, self.queue = None, (), None, None, None
-            over = False
-        for name in unset:
+            self.fields, self.parts, self.part_names = {}, {}, None
+        for name in change.unset:
             self.fields.pop(name, None)
-        self.fields.update(written)
-        if drop is not None and self.parts:
+        self.fields.update(change.set)
+        if change.drop is not None and self.parts:
             names = self._sorted_names()
-            span = drop.span(names)
+            span = change.drop.span(names)
             for name in names[span]:
                 del self.parts[name]
             del names[span]
-        for name, text in parts.items():
+        for name, text in change.parts.items():
             self._set_part(name, text)
-        if head is not KEEP:
-            self.head = head
-        if tags is not KEEP:
-            self.tags = tags
-        if deadline is not KEEP:
-            self.deadline = None if deadline is None else now + deadline
-        if expiry is not KEEP:
-            self.expires_at = None if expiry is None else now + expiry
-        elif held and over:
-            self.expires_at = None
-        if queue is not KEEP:
-            self.queue, self.queued_at = queue, now
-        number = self.version.number + 1
-        self.version = tuple.__new__(Version, (number if self.alive else max(number, int(now * 1e6)), write))
-        self.alive, self.written_at, self.size = True, now, size
         return None
 
     def _set_part(self, name: str, text: str | None) -> None:

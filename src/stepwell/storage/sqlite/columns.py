@@ -11,10 +11,22 @@ from struct import Struct
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from stepwell.record import KEEP, Change
-from stepwell.storage.queue_text import queue_text, time_text
+from stepwell.record import Change, Head, Queue, Version
+from stepwell.storage.queue_text import queue_of, queue_text, time_text
+from stepwell.storage.reference import Header
 
-__all__ = ["NOTHING", "Row", "checksum", "name_hash", "row_and_sizes", "sealed", "update", "written"]
+__all__ = [
+    "NOTHING",
+    "Row",
+    "checksum",
+    "header_of",
+    "name_hash",
+    "row_and_sizes",
+    "row_of",
+    "sealed",
+    "tags_of",
+    "update",
+]
 
 
 class Row(NamedTuple):
@@ -76,46 +88,48 @@ def sealed(address: Sequence[str], row: Row) -> Row:
     return _new(Row, (*row[:-1], checksum(address, row[:-1])))
 
 
-def written(
-    address: Sequence[str],
-    row: Row,
-    change: Change,
-    now: float,
-    contents: tuple[int, int, int],
-    *,
-    held: bool,
-    anew: bool = False,
-) -> Row:
-    """Return a row after a change that does not delete it. ``anew``: the old record has expired and is dropped.
+def header_of(row: Row) -> Header:
+    """Return what the rules of writes need of a row."""
+    number, write, base, written_at, alive, flow, state, head, tags, size, expires_at, deadline, _, _, queue, _ = row
+    return Header(
+        _new(Version, (number, write)),
+        base,
+        written_at,
+        bool(alive),
+        None if head is None else _new(Head, (flow, state, head)),
+        tags_of(tags),
+        size,
+        expires_at,
+        deadline,
+        queue_of(queue),
+    )
 
-    ``contents`` are the columns ``bytes``, ``names`` and ``part_names`` after the change.
-    """
-    number, _, base, _, alive, flow, state, head, tags, _, expires_at, deadline, _, _, queue, _ = row
-    write, replace, _, _, _, new_head, _, _, new_tags, new_deadline, expiry, _, _, _, new_queue, _ = change
-    number += 1
-    if not alive:
-        number, expires_at = max(number, int(now * 1e6)), None
-    if anew:
-        flow = state = head = tags = deadline = expires_at = queue = None
-    if replace or anew:
-        base = write
-    if new_head is not KEEP:
-        flow, state, head = new_head
-    if new_tags is not KEEP:
-        tags = json.dumps(new_tags, ensure_ascii=False) if new_tags else None
-    if new_deadline is not KEEP:
-        deadline = None if new_deadline is None else now + new_deadline
-    if expiry is not KEEP:
-        expires_at = None if expiry is None else now + expiry
-    elif held and expires_at is not None and expires_at <= now:
-        expires_at = None
-    if new_queue is not KEEP:
-        queue = None if new_queue is None else queue_text(new_queue) + time_text(now)
-    size, names, part_names = contents
+
+def row_of(address: Sequence[str], header: Header, before: Row, change: Change, names: tuple[int, int]) -> Row:
+    """Return the row of a header after a change. ``names``: the columns ``names`` and ``part_names``."""
+    flow, state, text = header.head or (None, None, None)
+    tags = before.tags
+    if header.tags != tags_of(tags):
+        tags = json.dumps(header.tags, ensure_ascii=False) if header.tags else None
+    queue = None if header.queue is None else before.queue
+    if isinstance(change.queue, Queue):
+        queue = queue_text(change.queue) + time_text(header.queued_at)
     columns = (
-        number, write, base, now, 1, flow, state, head, tags, size, expires_at, deadline, names, part_names, queue,
+        *header.version, header.base, header.written_at, int(header.alive), flow, state, text, tags, header.size,
+        header.expires_at, header.deadline, *names, queue,
     )  # fmt: skip
     return _new(Row, (*columns, checksum(address, columns)))
+
+
+@lru_cache(maxsize=4096)
+def tags_of(text: str | None) -> tuple[str, ...]:
+    """Return the tags in the column of a row."""
+    try:
+        tags = json.loads(text) if text else ()
+    except ValueError:
+        # Tags are only an index. A record with damaged tags can still be read, replaced and removed.
+        return ()
+    return tuple([tag for tag in tags if type(tag) is str]) if type(tags) is list else ()
 
 
 def update(address: Sequence[str], old: Row, new: Row) -> tuple[str, Sequence[Any]]:

@@ -8,13 +8,9 @@ from typing import Any
 from stepwell.errors import (
     CorruptRecord,
     LeaseLost,
-    RecordExists,
-    RecordReplaced,
     StepwellError,
-    TooLarge,
-    VersionChanged,
 )
-from stepwell.record import DAY, KEEP, Address, Change, Range, Stored, Version
+from stepwell.record import DAY, KEEP, Address, Change, Range, Stored
 from stepwell.storage.operations import (
     Applied,
     Apply,
@@ -27,7 +23,7 @@ from stepwell.storage.operations import (
     Taken,
 )
 from stepwell.storage.reference import weight
-from stepwell.storage.sqlite.columns import NOTHING, Row, name_hash, row_and_sizes, sealed, update, written
+from stepwell.storage.sqlite.columns import NOTHING, Row, header_of, name_hash, row_and_sizes, row_of, tags_of, update
 from stepwell.storage.sqlite.connection import Connection
 from stepwell.storage.sqlite.parts import range_bindings, reading
 from stepwell.storage.sqlite.schema import QUERIES
@@ -41,7 +37,6 @@ from stepwell.storage.sqlite.stored import (
     record_of,
     salvaged,
     stored,
-    tags_of,
     text_of,
     texts_of,
 )
@@ -200,74 +195,66 @@ class Rows:
 
     def _apply(self, apply: Apply, now: float, lease_now: float) -> Result:
         address, change, guard, _, _, returning = apply
-        write, replace, delete, _, fresh, head, texts, unset, _, _, _, memo, parts, limit, _, drop = change
-        token = base = version = absent = None
-        if guard is not None:
-            token, base, version, absent = guard
-        names = tuple(dict.fromkeys((*texts, *unset))) if unset else tuple(texts)
+        token = None if guard is None else guard.token
+        names = tuple(dict.fromkeys((*change.set, *change.unset))) if change.unset else tuple(change.set)
         old, fields, sizes = self._read_before(address, names, returning)
         row = old or NOTHING
-        refused: StepwellError | None = None
         damage = None
         if old is not None and not is_sound(address, old):
             damage = NOT_AS_WRITTEN
         elif not row.alive and self.read(QUERIES["has_contents"], address)[0][0]:
             damage = MISSING
         if damage is not None:
-            if not delete and (not replace or head is KEEP):
+            if not change.delete and (not change.replace or change.head is KEEP):
                 return CorruptRecord(address.text, *damage)
             # A write that replaces or removes the whole record is allowed: it repairs the damage.
             row = salvaged(row)
-        alive, expires_at = row.alive, row.expires_at
-        expired = expires_at is not None and expires_at <= now
-        if base is not None and base != row.base:
-            refused = RecordReplaced(address.text)
-        elif version is not None and (version != (row.number, row.write) or not alive or expired):
-            refused = VersionChanged(address.text)
-        elif absent and alive and not expired:
-            refused = RecordExists(address.text)
-        # An expired record is only hidden: a write by its holder restores it, any other write starts a new one.
-        anew = bool(alive) and expired and (fresh or token is None)
-        drops = replace or anew or not alive
-        contents = (0, 0, 0)
-        if refused is None and not delete:
+        header, held = header_of(row), token is not None
+        drops = not row.alive or change.replace or header.starts_anew(change, now, held=held)
+        refused = None if guard is None else header.refusal(guard, address, now)
+        contents = 0, 0, 0
+        if refused is None and not change.delete:
             contents = _new_contents(change) if drops else self._contents_after(address, change, row, names, sizes)
-            if contents[0] > limit and contents[0] > row.bytes:
-                refused = TooLarge("the record", contents[0], limit)
+            refused = header.write(change, now, contents[0], held=held)
         if token is not None and not self._holds(apply, token, lease_now, refused is not None):
             return LeaseLost(address.text)
         if refused is not None:
             return refused
-        if delete:
+        if change.delete:
             return self._delete(apply, old, row, now, lease_now)
-        new = written(address, row, change, now, contents, anew=anew, held=token is not None)
+        new = row_of(address, header, row, change, contents[1:])
         self.put(address, old, new)
-        if drops and alive:
+        if drops and row.alive:
             self.drop_contents(address)
         if new.tags != row.tags:
-            self.retag(address, row.tags, tags_of(new.tags))
-        execute = self._execute
-        namespace, key = address
-        for name in unset:
-            execute(QUERIES["unset_field"], (namespace, key, name))
-        for name, text in texts.items():
-            execute(QUERIES["set_field"], (namespace, key, name, text))
-        if drop is not None and not drops:
-            execute(QUERIES["drop_range_reverse" if drop.reverse else "drop_range"], range_bindings(address, drop))
-        if parts:
-            self._write_parts(address, parts)
-        if memo is not KEEP:
-            execute(QUERIES["set_memo"], (namespace, key, memo, now + DAY))
+            self.retag(address, row.tags, header.tags)
+        self._write_contents(address, change, drops=drops)
+        if change.memo is not KEEP:
+            self._execute(QUERIES["set_memo"], (*address, change.memo, now + DAY))
         record = None
         if returning:
             if drops:
                 fields.clear()
-            for name in unset:
+            for name in change.unset:
                 fields.pop(name, None)
-            fields.update(texts)
+            fields.update(change.set)
             damage = None if sum(map(name_hash, fields)) == new.names else FIELDS_DIFFER
             record = record_of(new, fields, damage=damage)
-        return _new(Applied, (_new(Version, (new.number, write)), new.base, now, record))
+        return Applied(header.version, header.base, now, record)
+
+    def _write_contents(self, address: Address, change: Change, *, drops: bool) -> None:
+        """Write fields and parts; ``drops``: the old ones are removed already."""
+        execute = self._execute
+        namespace, key = address
+        for name in change.unset:
+            execute(QUERIES["unset_field"], (namespace, key, name))
+        for name, text in change.set.items():
+            execute(QUERIES["set_field"], (namespace, key, name, text))
+        drop = change.drop
+        if drop is not None and not drops:
+            execute(QUERIES["drop_range_reverse" if drop.reverse else "drop_range"], range_bindings(address, drop))
+        if change.parts:
+            self._write_parts(address, change.parts)
 
     def _read_before(
         self, address: Address, names: tuple[str, ...], returning: bool
@@ -307,43 +294,30 @@ class Rows:
     def _delete(self, apply: Apply, old: Row | None, row: Row, now: float, lease_now: float) -> Applied:
         address, change, guard, then, _, _ = apply
         held = guard is not None and guard.token is not None
-        if change.forget:
-            row = self._forget(apply, row, held, now, lease_now)
-        else:
-            row = self._bury(apply, old, row, now)
-        if held and then == "release" and not row.number:
-            self._execute(QUERIES["drop_mark"], (*address, now))
-        return Applied(Version(row.number, row.write), row.base, now)
-
-    def _bury(self, apply: Apply, old: Row | None, row: Row, now: float) -> Row:
-        """Replace a record with its tombstone."""
-        address, change = apply.address, apply.change
-        if row.alive:
+        header = header_of(row)
+        header.delete(change, now)
+        if row.alive or change.forget:
             self.drop_contents(address)
-            row = Row(row.number + 1, change.write, change.write, now, tags=row.tags, expires_at=now + DAY)
-        if change.memo is not KEEP:
+        if change.forget:
+            self.retag(address, row.tags, ())
+            for tag in () if change.tags is KEEP else change.tags:
+                self._execute(QUERIES["unset_tag"], (*address, tag))
+            self._execute(QUERIES["drop_record"], address)
+            self._execute(QUERIES["drop_memo"], address)
+            old = None
+            if held or not self.read(QUERIES["lease"], (*address, lease_now)):
+                return Applied(header.version, "", now)
+        elif change.memo is not KEEP:
             # The sweep finds a memo by the row of its record.
-            row = row._replace(expires_at=max(row.expires_at or 0.0, now + DAY))
+            header.expires_at = max(header.expires_at or 0.0, now + DAY)
             self._execute(QUERIES["set_memo"], (*address, change.memo, now + DAY))
-        if row is not NOTHING and row != old:
-            self.put(address, old, sealed(address, row))
-        return row
-
-    def _forget(self, apply: Apply, old: Row, held: bool, now: float, lease_now: float) -> Row:
-        """Remove a record without a tombstone."""
-        address = apply.address
-        self.drop_contents(address)
-        self.retag(address, old.tags, ())
-        for tag in () if apply.change.tags is KEEP else apply.change.tags:
-            self._execute(QUERIES["unset_tag"], (*address, tag))
-        self._execute(QUERIES["drop_record"], address)
-        self._execute(QUERIES["drop_memo"], address)
-        if held or not self.read(QUERIES["lease"], (*address, lease_now)):
-            return NOTHING
-        # The base shows the current holder that its record was removed. This row is dropped with the lease.
-        row = NOTHING._replace(base=apply.change.write, expires_at=now)
-        self.put(address, None, sealed(address, row))
-        return row
+        if row.alive or header.expires_at is not None:
+            new = row_of(address, header, row, change, (0, 0))
+            if new != old:
+                self.put(address, old, new)
+        if held and then == "release" and not header.version.number:
+            self._execute(QUERIES["drop_mark"], (*address, now))
+        return Applied(header.version, header.base, now)
 
     def _write_parts(self, address: Address, parts: Mapping[str, str | None]) -> None:
         namespace, key = address

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 from stepwell.record import Address, Damage, Stored, Version
 from stepwell.storage.queue_text import queue_of
-from stepwell.storage.sqlite.columns import NOTHING, Row, checksum, name_hash
+from stepwell.storage.sqlite.columns import NOTHING, Row, checksum, name_hash, tags_of
 
 __all__ = [
     "FIELDS_DIFFER",
@@ -22,7 +20,6 @@ __all__ = [
     "record_of",
     "salvaged",
     "stored",
-    "tags_of",
     "text_of",
     "texts_of",
 ]
@@ -124,17 +121,6 @@ def texts_of(rows: list[Any]) -> dict[str, str]:
             name, text = str(text_of(name)), str(text_of(text))
         texts[name] = text
     return texts
-
-
-@lru_cache(maxsize=4096)
-def tags_of(text: str | None) -> tuple[str, ...]:
-    """Return the tags in the column of a row."""
-    try:
-        tags = json.loads(text) if text else ()
-    except ValueError:
-        # Tags are only an index. A record with damaged tags can still be read, replaced and removed.
-        return ()
-    return tuple([tag for tag in tags if type(tag) is str]) if type(tags) is list else ()
 
 
 def text_of(value: Any) -> Any:
