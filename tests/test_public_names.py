@@ -57,9 +57,9 @@ NAMES = {
         "Chat", "Clock", "FaultyStorage", "JournaledStorageContract", "KeyValueContract", "StorageContract",
     ],
     "stepwell.fsm": [
-        "AlreadyHeld", "Busy", "Committed", "Conflict", "Context", "ContextClosed", "ConversationExpired",
-        "CorruptRecord", "DuplicateReceived", "DuplicateUpdate", "EncodeError", "Expired", "FSM", "FSMEvent",
-        "FieldError", "Filter", "Flow", "Form", "HandlerEnded", "HandlerFailed", "HandlerStarted",
+        "AlreadyHeld", "AnswerRefused", "Busy", "Committed", "Conflict", "Context", "ContextClosed",
+        "ConversationExpired", "CorruptRecord", "DuplicateReceived", "DuplicateUpdate", "EncodeError", "Expired", "FSM",
+        "FSMEvent", "FieldError", "Filter", "Flow", "Form", "HandlerEnded", "HandlerFailed", "HandlerStarted",
         "IncompleteData", "InsideLoop", "InvalidFlow",
         "InvalidKey", "InvalidName", "InvalidOption", "LeaseLost", "MachineReady", "MigrationError", "MissingExtra",
         "NoKeyError",

@@ -18,7 +18,20 @@ import pytest
 from examples import registration
 from stepwell import Limits, MemoryStorage, Storage, open_storage
 from stepwell.errors import BotUnavailable, InsideLoop, InvalidOption, StorageUnavailable, UsageError
-from stepwell.fsm import FSM, Context, Flow, Router, command, keys, kind, state, text
+from stepwell.fsm import (
+    FSM,
+    AnswerRefused,
+    Context,
+    Flow,
+    FSMEvent,
+    Router,
+    UpdateReceived,
+    command,
+    keys,
+    kind,
+    state,
+    text,
+)
 from stepwell.playground.botapi import BotAPI, Person
 from stepwell.record import INBOX
 from stepwell.slot import Slot
@@ -94,6 +107,54 @@ async def test_a_conversation(backend: Backend) -> None:
         assert await alice.ask("Alice") == "Got it, Alice! What's your email?"
         assert await alice.ask("alice@example.com") == "Please confirm."
         assert await alice.ask("yes") == "Registered! Welcome, Alice!"
+
+
+async def test_a_refused_answer_is_logged_and_reported_with_its_chat_update_and_handler(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    router = make_router(MemoryStorage())
+    reported: list[FSMEvent] = []
+    assert router.fsm is not None
+    router.fsm.subscribe(reported.append)
+
+    @router.on(text())
+    async def greet(ctx: Context) -> None:
+        ctx.answer("")
+        ctx.answer("Hello", chat_id=-100)
+        ctx.answer("Hello")
+
+    async with polling(router) as running:
+        alice = running.person()
+        running.bot.refuse(403, "Forbidden: bot was kicked from the group chat", chat=-100)
+        assert await alice.ask("Hi") == "Hello"
+    number = next(event.update_id for event in reported if isinstance(event, UpdateReceived))
+    handler = f"{__name__}.{greet.__qualname__}"
+    refused = [event for event in reported if isinstance(event, AnswerRefused)]
+    assert [(event.chat, event.code, event.description) for event in refused] == [
+        (42, 400, "Bad Request: message text is empty"),
+        (-100, 403, "Forbidden: bot was kicked from the group chat"),
+    ]
+    for event in refused:
+        assert (event.update_id, event.handler, event.method, event.key) == (number, handler, "sendMessage", (42, 42))
+        assert event.update is not None
+        assert event.update.text == "Hi"
+        assert f"{event.error} (chat {event.chat}, update {number}, handler {handler})" in caplog.text
+
+
+async def test_a_refused_answer_of_a_timer_is_reported_with_its_chat_and_key(caplog: pytest.LogCaptureFixture) -> None:
+    router = make_router(MemoryStorage())
+    fsm = router.fsm
+    assert fsm is not None
+    reported: list[FSMEvent] = []
+    fsm.subscribe(reported.append)
+    async with polling(router):
+        async with fsm.conversation(key=(42, 42)) as ctx:
+            ctx.answer("")
+    (event,) = [event for event in reported if isinstance(event, AnswerRefused)]
+    assert (event.chat, event.key, event.method, event.code) == (42, (42, 42), "sendMessage", 400)
+    assert (event.update, event.update_id, event.handler) == (None, None, None)
+    assert event.address == fsm.storage.address("my_bot", (42, 42))
+    assert "message text is empty (chat 42, key (42, 42))" in caplog.text
 
 
 async def test_a_slow_handler_delays_no_other_chat_and_answers_of_one_chat_stay_in_order() -> None:

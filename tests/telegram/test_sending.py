@@ -41,7 +41,7 @@ async def test_a_refused_call_is_logged_once_and_the_rest_is_sent(
     ((call, error),) = reported
     assert call == empty
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line == "a call was not sent: sendMessage was refused: 400 Bad Request: message text is empty"
+    assert line == "a call was not sent: sendMessage was refused: 400 Bad Request: message text is empty (chat 42)"
     assert str(error) in line
 
 

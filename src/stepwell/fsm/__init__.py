@@ -36,6 +36,7 @@ from stepwell.fsm import keys
 from stepwell.fsm.context import Context
 from stepwell.fsm.description import StateName, UnreachableState
 from stepwell.fsm.events import (
+    AnswerRefused,
     Committed,
     ConversationExpired,
     DuplicateReceived,
@@ -62,6 +63,7 @@ from stepwell.fsm.update import Update
 __all__ = [
     "FSM",
     "AlreadyHeld",
+    "AnswerRefused",
     "Busy",
     "Committed",
     "Conflict",

@@ -15,7 +15,7 @@ from stepwell.fsm.awaited import explain_await
 from stepwell.fsm.base import Machine
 from stepwell.fsm.block import CLOSED, NoRecord
 from stepwell.fsm.commit import run_hooks, write
-from stepwell.fsm.context import Context
+from stepwell.fsm.context import Context, Handler
 from stepwell.fsm.duplicates import HandledUpdates, token_of
 from stepwell.fsm.events import (
     DuplicateReceived,
@@ -30,9 +30,10 @@ from stepwell.fsm.events import (
 )
 from stepwell.fsm.expiry import is_expired, retire
 from stepwell.fsm.migration import catch_up, is_declared
+from stepwell.fsm.refusals import Origin
 from stepwell.fsm.timers import is_timed_out, time_out
 from stepwell.fsm.update import Update
-from stepwell.record import KEEP
+from stepwell.record import KEEP, Address
 from stepwell.slot import Slot
 
 __all__ = ["NOT_GIVEN", "Conversation"]
@@ -55,7 +56,7 @@ class Conversation:
 
     __slots__ = (
         "_attempt", "_collects", "_counted", "_ctx", "_enters", "_force", "_fsm", "_handled", "_key", "_key_given",
-        "_repeats", "_slot", "_started", "_token", "_update", "_update_id", "remembers_answers",
+        "_repeats", "_slot", "_started", "_token", "_update", "_update_id", "handler", "remembers_answers",
     )  # fmt: skip
 
     def __init__(
@@ -101,6 +102,8 @@ class Conversation:
         self._force = False
         #: Remember the update even if it was only answered.
         self.remembers_answers: bool = False
+        #: The handler that a router has chosen.
+        self.handler: Handler | None = None
 
     async def __aenter__(self) -> Context:
         fsm, update, key, update_id = self._fsm, self._update, self._key, self._update_id
@@ -210,9 +213,19 @@ class Conversation:
         ctx.reset()
         self._force = True
 
+    @property
+    def origin(self) -> Origin:
+        """The origin of its calls."""
+        name = None
+        if self.handler is not None:
+            name = f"{self.handler.__module__}.{getattr(self.handler, '__qualname__', type(self.handler).__qualname__)}"
+        return Origin(self._fsm, self._key, self._address(), self._update, self._update_id, name)
+
+    def _address(self) -> Address | None:
+        return None if self._key is None else self._fsm.storage.address(self._fsm.bot, self._key)
+
     def _emit(self, kind: type[FSMEvent], **fields: Any) -> None:
-        address = None if self._key is None else self._fsm.storage.address(self._fsm.bot, self._key)
-        emit(kind, self._fsm, self._key, address, update=self._update, **fields)
+        emit(kind, self._fsm, self._key, self._address(), update=self._update, **fields)
 
     def _failed(self, error: BaseException, *, again: bool = False) -> None:
         explain_await(error)

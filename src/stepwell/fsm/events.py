@@ -9,12 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from stepwell.errors import InvalidOption
+from stepwell.errors import InvalidOption, StepwellError
 from stepwell.fsm.base import Machine
 from stepwell.fsm.update import Update
 from stepwell.record import Address
 
 __all__ = [
+    "AnswerRefused",
     "Committed",
     "ConversationExpired",
     "DuplicateReceived",
@@ -263,6 +264,37 @@ class ConversationExpired(FSMEvent):
     duration: float
     #: The error of ``on_expired``, which will be called again.
     error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerRefused(FSMEvent):
+    """Telegram refused a call of a handler, timer or job for good, or the call could not be made. It is not repeated.
+
+    Emitted by ``run_polling``, webhooks and a ``Sender``. The call itself is not in the event; ``on_send_error`` gets
+    it.
+
+    Example::
+
+        def report(event):
+            if isinstance(event, AnswerRefused):
+                print(event.chat, event.update_id, event.handler, event.method, event.code, event.description)
+
+        fsm.subscribe(report)
+    """
+
+    #: The update and its id; ``None`` for a timer or a job.
+    update: Update | None
+    update_id: int | str | None
+    #: The handler, as ``module.function``; ``None`` for a timer or a job, and for an update that was handled before.
+    handler: str | None
+    #: The method of the Bot API, such as ``"sendMessage"``.
+    method: str | None
+    #: The ``chat_id`` of the call, else the chat of the update.
+    chat: int | str | None
+    #: The error code of the Bot API; ``None`` if the call could not be made, as with a missing file.
+    code: int | None
+    description: str
+    error: StepwellError
 
 
 FSMSubscriber: TypeAlias = Callable[[FSMEvent], object]

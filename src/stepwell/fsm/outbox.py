@@ -13,10 +13,11 @@ from typing import Any, NamedTuple, TypeAlias
 
 from stepwell import _portal
 from stepwell._backoff import backoff
-from stepwell.codec import values
+from stepwell.codec import decode_key, values
 from stepwell.errors import AlreadyHeld, BotApiError, BotUnavailable, Conflict, EncodeError, StorageError, TooLarge
 from stepwell.fsm.base import Machine
 from stepwell.fsm.expiry import deadline_of, schedule
+from stepwell.fsm.refusals import Origin, report_refusal, sending
 from stepwell.record import KEEP
 from stepwell.slot import Slot
 from stepwell.storage import Storage
@@ -129,7 +130,8 @@ async def _deliver(fsm: Machine, key: Any, unsent: Unsent) -> None:
     while following is not None:
         left = list(following.calls)
         try:
-            await _send(fsm, following.entry, left)
+            with sending(Origin(fsm, key, fsm.storage.address(fsm.bot, key))):
+                await _send(fsm, following.entry, left)
         except asyncio.CancelledError:
             await _hand_back(fsm, key, following.entry, left)
             raise
@@ -166,7 +168,8 @@ async def deliver_held(fsm: Machine, slot: Slot, unsent: Unsent) -> None:
     following: Unsent | None = unsent
     while following is not None:
         left = list(following.calls)
-        await _send(fsm, following.entry, left)
+        with sending(Origin(fsm, decode_key(slot.address.key), slot.address)):
+            await _send(fsm, following.entry, left)
         following = await _replace(fsm, slot, following, left, keep=True)
 
 
@@ -185,7 +188,7 @@ async def _send(fsm: Machine, entry: Entry | None, calls: list[dict[str, Any]]) 
                 except BotApiError as error:
                     if isinstance(error, BotUnavailable) and not is_last:
                         raise
-                    logger.warning("a call was not sent: %s", error)
+                    report_refusal(logger, calls[0], error)
                 except Exception:
                     if not is_last:
                         raise

@@ -18,6 +18,7 @@ from stepwell.fsm.conversation import Conversation
 from stepwell.fsm.filters import Condition, Filter, as_filter
 from stepwell.fsm.hooks import takes
 from stepwell.fsm.machine import FSM
+from stepwell.fsm.refusals import sending
 from stepwell.fsm.update import KINDS, ON_REQUEST
 
 __all__ = ["Router"]
@@ -152,10 +153,11 @@ class Router:
         Without a matching handler, return ``[]`` and write nothing. For an update that was handled before, return the
         same calls again if it is the newest of its key, because they may not have been sent, else ``[]``.
         """
-        calls = await self._collect(update)
-        if self.send is not None:
-            for call in calls:
-                await _portal.call(self.send, call)
+        calls, conversation = await self._collect(update)
+        if self.send is not None and calls:
+            with sending(conversation.origin):
+                for call in calls:
+                    await _portal.call(self.send, call)
         return calls
 
     async def _collect(
@@ -164,10 +166,10 @@ class Router:
         on_claim: Callable[[], None] | None = None,
         repeats: Callable[[BaseException], bool] | None = None,
         attempt: int = 1,
-    ) -> list[dict[str, Any]]:
-        """Handle an update and return its calls, without sending them. ``on_claim``: called once the key is claimed.
+    ) -> tuple[list[dict[str, Any]], Conversation]:
+        """Handle an update; return its calls, without sending them, and its conversation.
 
-        ``repeats`` and ``attempt``: see ``Conversation``.
+        ``on_claim``: called once the key is claimed. ``repeats`` and ``attempt``: see ``Conversation``.
         """
         if self.fsm is None:
             raise InvalidOption(
@@ -180,7 +182,7 @@ class Router:
             if not ctx.duplicate:
                 await self._run(conversation, ctx)
             # The same list that hooks add to before the commit.
-            return ctx.calls
+            return ctx.calls, conversation
 
     def handle_sync(self, update: Any) -> list[dict[str, Any]]:
         """``handle`` for code without an event loop. A ``def`` handler runs in the caller's thread, and may block."""
@@ -197,6 +199,7 @@ class Router:
                     found, on_error = self._find(ctx)
                     if found is None:
                         return
+                    conversation.handler = found.handler
                     conversation.remembers_answers = found.remember == "answers"
                 if found.is_async:
                     await found.handler(ctx)

@@ -13,6 +13,7 @@ from stepwell import _portal
 from stepwell.errors import BotUnavailable, Busy, Conflict, RecordReplaced, StorageError
 from stepwell.fsm import Router, Update
 from stepwell.fsm.admin import forgotten_places
+from stepwell.fsm.refusals import Origin, sending
 from stepwell.storage.outage import OutageLog
 from stepwell.telegram.client import BotClient
 from stepwell.telegram.press import Press
@@ -37,7 +38,7 @@ def log_of_outages() -> OutageLog:
 class Unfinished:
     """An update until it is handled and answered, which may take several attempts."""
 
-    __slots__ = ("_attempts", "_conflicts", "calls", "press", "update")
+    __slots__ = ("_attempts", "_conflicts", "_origin", "calls", "press", "update")
 
     def __init__(self, update: Update, client: BotClient) -> None:
         self.update: Update = update
@@ -45,6 +46,8 @@ class Unfinished:
         self.press: Press | None = Press.of(update, client)
         #: The calls that are not sent yet; ``None`` until the update is handled.
         self.calls: deque[dict[str, Any]] | None = None
+        #: The origin of the calls, if there are any.
+        self._origin: Origin | None = None
         #: How often it was handled, and how often the storage refused the commit.
         self._attempts = self._conflicts = 0
 
@@ -69,15 +72,18 @@ class Unfinished:
         try:
             if self.calls is None:
                 self._attempts += 1
-                self.calls = deque(await router._collect(self.update, on_claim, is_temporary, self._attempts))
+                calls, conversation = await router._collect(self.update, on_claim, is_temporary, self._attempts)
+                self.calls, self._origin = deque(calls), conversation.origin if calls else None
             press = self.press
             if press is not None and not any(map(press.is_answered_by, self.calls)):
                 press.answer()
             send = sender.send if router.send is None else router.send
             while self.calls:
+                assert self._origin is not None
                 call = self.calls[0]
                 if press is None or not press.is_answered_by(call) or await press.admits(call):
-                    await _portal.call(send, call)
+                    with sending(self._origin):
+                        await _portal.call(send, call)
                 self.calls.popleft()
             if press is not None:
                 await press.sent()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from stepwell.errors import BotApiError, BotUnavailable, InvalidOption
+from stepwell.fsm.refusals import report_refusal
 from stepwell.telegram.client import BotClient
 
 __all__ = ["Sender"]
@@ -52,7 +53,7 @@ class Sender:
         except BotUnavailable:
             raise
         except (BotApiError, InvalidOption) as error:
-            logger.warning("a call was not sent: %s", error)
+            report_refusal(logger, call, error)
             await self._report(dict(call), error)
         except Exception:
             # Raised again, it would make every delivery of the update fail.

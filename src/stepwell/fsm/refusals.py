@@ -1,0 +1,65 @@
+"""Calls that Telegram refuses, and the update or timer whose answers they are."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+from stepwell.errors import BotApiError, StepwellError
+from stepwell.fsm.base import Machine
+from stepwell.fsm.events import AnswerRefused, emit, subscribers
+from stepwell.fsm.update import Update
+from stepwell.record import Address
+
+__all__ = ["Origin", "report_refusal", "sending"]
+
+
+class Origin(NamedTuple):
+    """Where calls come from: an update, or a timer or job at an address."""
+
+    fsm: Machine
+    #: ``None`` if an update has no key.
+    key: Any = None
+    address: Address | None = None
+    update: Update | None = None
+    update_id: int | str | None = None
+    #: The handler, as ``module.function``; ``None`` if it is not known, as for an update that was handled before.
+    handler: str | None = None
+
+
+_origin: ContextVar[Origin | None] = ContextVar("stepwell_origin", default=None)
+
+
+@contextmanager
+def sending(origin: Origin) -> Iterator[None]:
+    """Name the origin of the calls that are sent in this block."""
+    before = _origin.set(origin)
+    try:
+        yield
+    finally:
+        _origin.reset(before)
+
+
+def report_refusal(logger: logging.Logger, call: Mapping[str, Any], error: StepwellError) -> None:
+    """Log a call that is refused for good and its origin, and emit ``AnswerRefused`` if the origin is known."""
+    origin = _origin.get()
+    chat = call.get("chat_id")
+    if chat is None and origin is not None and origin.update is not None and origin.update.chat is not None:
+        chat = origin.update.chat.id
+    about = {"chat": chat}
+    if origin is not None:
+        about["update"], about["handler"] = origin.update_id, origin.handler
+        if origin.update is None:
+            about["key"] = origin.key
+    told = ", ".join(f"{name} {value}" for name, value in about.items() if value is not None)
+    logger.warning("a call was not sent: %s%s", error, f" ({told})" if told else "")
+    if origin is not None and (origin.fsm.subscribers or subscribers):
+        emit(
+            AnswerRefused, origin.fsm, origin.key, origin.address,
+            update=origin.update, update_id=origin.update_id, handler=origin.handler, method=call.get("method"),
+            chat=chat, code=error.code if isinstance(error, BotApiError) else None,
+            description=error.description if isinstance(error, BotApiError) else str(error), error=error,
+        )  # fmt: skip
