@@ -102,7 +102,10 @@ class StepwellSession:
         await self._run(self._log.clear)
 
     def close(self) -> None:
-        """Close the storage if it was made from a URL. It blocks until pending operations have ended."""
+        """Close the storage if it was made from a URL. It blocks until pending operations have ended.
+
+        Raises ``InsideLoop`` if you have opened the storage in the running loop: await ``session.storage.close()`` there.
+        """
         if not self._owned:
             return
         if self.storage.loop is not None and self.storage.loop is asyncio._get_running_loop():
