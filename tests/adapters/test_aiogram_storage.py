@@ -23,8 +23,17 @@ from aiogram.fsm.strategy import FSMStrategy
 from aiogram.types import Message
 
 from stepwell import MemoryStorage, SealedStorage, Storage
-from stepwell.adapters.aiogram import StepwellIsolation, StepwellStorage, claims
-from stepwell.errors import Busy, EncodeError, InvalidOption, KeyMissing, LeaseLost, RecordReplaced, StorageUnavailable
+from stepwell.adapters.aiogram import StepwellIsolation, StepwellStorage, claims, without_isolation
+from stepwell.errors import (
+    Busy,
+    EncodeError,
+    InvalidOption,
+    KeyMissing,
+    LeaseLost,
+    RecordReplaced,
+    StorageUnavailable,
+    UsageError,
+)
 from stepwell.slot import Slot
 from stepwell.storage.sealed import new_key
 from stepwell.testing import Clock
@@ -721,6 +730,64 @@ async def test_an_existing_bot_keeps_working(storage: Storage) -> None:
         "What's your name?", "What's your name?", "Got it, Alice!", "Got it, Bob!", "Welcome, Alice!", "Welcome, Bob!",
     ]  # fmt: skip
     assert await records(storage) == []
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["keeps the state", "clears the state"])
+async def test_a_stop_command_does_not_wait_for_the_handler_that_it_stops(storage: Storage, ends: bool) -> None:
+    dispatcher, (bot, session) = bot_of(storage), make_bot()
+    without_isolation(dispatcher, Command("stop"))
+    without_isolation(dispatcher, F.text == "halt", lambda event: event.from_user.id == 42)
+    begun, stopped, router = asyncio.Event(), asyncio.Event(), Router()
+    dispatcher.include_router(router)
+
+    @router.message(Command("begin"))
+    async def begin(message: Message, state: FSMContext) -> None:
+        await state.set_data({"begun": True})
+
+    @router.message(Command("work"))
+    async def work(message: Message, state: FSMContext) -> None:
+        await state.update_data(work="half")
+        begun.set()
+        await stopped.wait()
+        await message.answer("stopped")
+
+    @router.message(F.text.in_({"/stop", "halt"}))
+    async def stop(message: Message, state: FSMContext) -> None:
+        if ends:
+            await state.clear()
+        else:
+            await state.update_data(stopped=True)
+        stopped.set()
+
+    for text in ("/stop", "halt"):
+        await feed(dispatcher, bot, message("/begin"))
+        begun.clear()
+        stopped.clear()
+        working = asyncio.create_task(feed(dispatcher, bot, message("/work")))
+        await begun.wait()
+        # It waits for the handler.
+        other = asyncio.create_task(feed(dispatcher, bot, message("hello")))
+        await asyncio.sleep(0.05)
+        assert not other.done()
+        async with asyncio.timeout(10):
+            await feed(dispatcher, bot, message(text))
+        if ends:
+            with pytest.raises(RecordReplaced):
+                await working
+        else:
+            await working
+            assert await dispatcher.storage.get_data(KEY) == {"begun": True, "work": "half", "stopped": True}
+        await other
+    assert session.texts == ["stopped", "stopped"]
+
+
+def test_only_updates_of_a_dispatcher_with_an_fsm_can_be_exempted() -> None:
+    with pytest.raises(UsageError, match="no FSM"):
+        without_isolation(Dispatcher(disable_fsm=True), Command("stop"))
+    with pytest.raises(InvalidOption, match="give a filter"):
+        without_isolation(Dispatcher())
+    with pytest.raises(InvalidOption, match="takes a Dispatcher"):
+        without_isolation(Router(), Command("stop"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("strategy", list(FSMStrategy))

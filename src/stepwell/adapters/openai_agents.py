@@ -104,7 +104,7 @@ class StepwellSession:
     def close(self) -> None:
         """Close the storage if it was made from a URL. It blocks until pending operations have ended.
 
-        Raises ``InsideLoop`` if you have opened the storage in the running loop: await ``session.storage.close()`` there.
+        Raises ``InsideLoop`` if you have opened the storage in the running loop: await ``session.storage.close()``.
         """
         if not self._owned:
             return

@@ -15,6 +15,7 @@ MINIMUM = "3.21"
 # Before the modules below, which import aiogram.
 require("aiogram", "aiogram", minimum=MINIMUM)
 
+from stepwell.adapters.aiogram.exempt import without_isolation  # noqa: E402
 from stepwell.adapters.aiogram.filters import ContextFilter, fsm_flow, fsm_in_flow, fsm_state  # noqa: E402
 from stepwell.adapters.aiogram.middleware import setup  # noqa: E402
 from stepwell.adapters.aiogram.objects import register_objects  # noqa: E402
@@ -28,6 +29,7 @@ __all__ = [
     "fsm_in_flow",
     "fsm_state",
     "setup",
+    "without_isolation",
 ]
 
 register_objects()
