@@ -77,7 +77,7 @@ dist: $(DIST_READY)
 
 # It writes docs/reliability.md. ARGS="tests/reliability/test_kills.py" runs a part; the rows of the others stay.
 torture: $(READY)
-	@STEPWELL_DOSE=large $(BIN)/python -m pytest -p tests.torture --capture=tee-sys \
+	@STEPWELL_DOSE=large $(BIN)/python -m pytest -p tests.torture --capture=tee-sys --stepwell-real-time 70 \
 		$(or $(ARGS),tests/reliability tests/storage tests/codec tests/adapters)
 
 BENCH := $(VENV)-bench

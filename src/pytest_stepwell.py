@@ -29,11 +29,20 @@ _STORAGE = "stepwell_storage"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option and the setting for the URLs of storages."""
+    """Add the options, and the setting for the URLs of storages."""
     text = "a URL for the fixture stepwell_storage; repeat it to run each test on several storages"
     group = parser.getgroup("stepwell")
     group.addoption("--stepwell-storage", action="append", metavar="URL", help=text)
+    text = "seconds that the storage contract waits to see whether the store forgets; without it, that test is skipped"
+    group.addoption("--stepwell-real-time", type=_positive, metavar="SECONDS", help=text)
     parser.addini(_STORAGE, help="URLs for the fixture stepwell_storage, one per line", type="linelist")
+
+
+def _positive(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < float("inf"):
+        raise ValueError(text)
+    return seconds
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

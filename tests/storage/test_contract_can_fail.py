@@ -124,6 +124,17 @@ class ForgetsTombstones(FaultyStorage):
             self.version, self.base = NEVER, ""
 
 
+class ForgetsAfterAWhile(FaultyStorage):
+    """As a store with a time to live of its own, which no clock of a test moves."""
+
+    async def run(self, operations: Sequence[Operation]) -> list[Result]:
+        results = await super().run(operations)
+        for operation in operations:
+            if isinstance(operation, Apply):
+                asyncio.get_running_loop().call_later(0.1, self._cells.pop, operation.address, None)
+        return results
+
+
 class LosesTheMemoAtClear(FaultyStorage):
     class _cell(Cell):
         def _delete(self, change: Any, held: bool, now: float) -> None:
@@ -963,6 +974,7 @@ CAUGHT_BY: dict[type[FaultyStorage], str] = {
     ReturnsExpired: "test_a_record_is_invisible_from_its_expiry_time_on",
     RevivesExpired: "test_a_write_to_an_expired_record_creates_a_new_one",
     AppliesTwice: "test_a_repeated_batch_returns_its_results_and_is_not_applied_again",
+    ForgetsAfterAWhile: "test_everything_is_kept_while_real_time_passes",
     ForgetsTombstones: "test_a_tombstone_remembers_that_a_record_was_cleared",
     LosesTheMemoAtClear: "test_a_memo_is_returned_by_the_next_claim_and_survives_clear",
     LeavesPartsBehind: "test_parts_are_deleted_with_their_record",
@@ -1093,7 +1105,7 @@ async def run_promise(name: str, storage_class: type[FaultyStorage]) -> None:
     suite = Suite()
     async with suite.open_storage(clock) as storage:
         wanted = inspect.signature(SUITE[name]).parameters
-        given = {"storage": storage, "clock": clock}
+        given = {"storage": storage, "clock": clock, "real_seconds": 0.2}
         await SUITE[name](suite, **{key: value for key, value in given.items() if key in wanted})
 
 

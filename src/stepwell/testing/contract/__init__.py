@@ -15,6 +15,8 @@ The storage must start empty, and use ``clock`` for leases, deadlines and expiry
 A storage whose records end with its object, as in memory, sets ``persistent = False`` in its class. A storage without
 queues sets ``queues = False``, and one whose notices stay within their process ``notices = False``. A storage without
 ``counts()`` sets ``counts = False``, and one without ``position()`` and ``beside()`` sets ``inspection = False``.
+
+``pytest --stepwell-real-time 90`` also runs a test that waits for 90 seconds, for stores that forget by themselves.
 """
 
 from typing import Any
@@ -28,6 +30,7 @@ from stepwell.testing.contract.notices import NoticePromises
 from stepwell.testing.contract.operators import CountPromises, InspectionPromises
 from stepwell.testing.contract.parts import PartPromises
 from stepwell.testing.contract.queues import QueuePromises, SharedQueuePromises
+from stepwell.testing.contract.real_time import RealTimePromises
 from stepwell.testing.contract.records import RecordPromises
 from stepwell.testing.contract.reopening import ReopenPromises, SharingPromises
 from stepwell.testing.contract.values import ValuePromises
@@ -36,7 +39,14 @@ __all__ = ["JournaledStorageContract", "KeyValueContract", "StorageContract"]
 
 
 class KeyValueContract(
-    CallbackPromises, ValuePromises, ClaimPromises, RecordPromises, PartPromises, ExpiryPromises, ReopenPromises
+    CallbackPromises,
+    ValuePromises,
+    ClaimPromises,
+    RecordPromises,
+    PartPromises,
+    ExpiryPromises,
+    ReopenPromises,
+    RealTimePromises,
 ):
     """The contract of every storage, including those without listing or shared access.
 
