@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from stepwell.errors import InsideLoop, UsageError
 
-__all__ = ["background_loop", "call", "settle", "sync", "sync_on"]
+__all__ = ["background_loop", "call", "carried", "settle", "sync", "sync_on"]
 
 T = TypeVar("T")
 
@@ -23,6 +23,9 @@ THREADS = 64
 #: Seconds between two checks for a pending signal, such as Ctrl-C. Python calls a signal's handler when the main thread
 #: runs Python code again, and a signal that arrives just before a wait for a lock does not interrupt the wait.
 SIGNAL_POLL = 0.5
+#: Variables whose values a function sees that runs in the thread that waits in ``sync``. The other variables of that
+#: thread stay as they are there, because web frameworks have their request in one.
+carried: list[ContextVar[Any]] = []
 _pool: list[_HandlerThreads] = []
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
@@ -184,8 +187,10 @@ class _Caller:
         """Run a function in the waiting thread and return its result. Called in the loop."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
+        values = [(variable, variable.get()) for variable in carried]
 
         def job() -> None:
+            tokens = [(variable, variable.set(value)) for variable, value in values]
             try:
                 result = function(*args)
             except Exception as error:  # noqa: BLE001 - it is raised where the call is awaited
@@ -196,6 +201,9 @@ class _Caller:
                 raise
             else:
                 loop.call_soon_threadsafe(settle, future, result, None)
+            finally:
+                for variable, token in tokens:
+                    variable.reset(token)
 
         self._jobs.put(job)
         return await future

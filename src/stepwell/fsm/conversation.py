@@ -33,6 +33,7 @@ from stepwell.fsm.migration import catch_up, is_declared
 from stepwell.fsm.refusals import Origin
 from stepwell.fsm.timers import is_timed_out, time_out
 from stepwell.fsm.update import Update
+from stepwell.log.update import UpdateAppends
 from stepwell.record import KEEP, Address
 from stepwell.slot import Slot
 
@@ -55,8 +56,9 @@ class Conversation:
     """
 
     __slots__ = (
-        "_attempt", "_collects", "_counted", "_ctx", "_enters", "_force", "_fsm", "_handled", "_key", "_key_given",
-        "_repeats", "_slot", "_started", "_token", "_update", "_update_id", "handler", "remembers_answers",
+        "_appends", "_attempt", "_collects", "_counted", "_ctx", "_enters", "_force", "_fsm", "_handled", "_key",
+        "_key_given", "_repeats", "_slot", "_started", "_token", "_update", "_update_id", "handler",
+        "remembers_answers",
     )  # fmt: skip
 
     def __init__(
@@ -95,6 +97,8 @@ class Conversation:
         self._counted = False
         self._slot: Slot | None = None
         self._ctx: Context | None = None
+        #: Set if the update has an id: what its handler appends to logs.
+        self._appends: UpdateAppends | None = None
         #: Set if the update has an id.
         self._handled: HandledUpdates | None = None
         self._token = ""
@@ -122,6 +126,8 @@ class Conversation:
                 self._ctx = Context(fsm, update, None, NoRecord(key_given=self._key_given), collects=self._collects)
                 if fsm.subscribers or subscribers:
                     self._emit(HandlerStarted, waited=monotonic() - self._started)
+                if update_id is not None:
+                    self._appends = UpdateAppends(fsm.bot, token_of(update_id))
                 return self._ctx
             slot = Slot(fsm.storage, fsm.bot, key, wait=fsm.wait, lease=fsm.lease)
             await slot.__aenter__()
@@ -151,6 +157,8 @@ class Conversation:
             await slot.__aexit__(None, None, None)
             raise
         self._slot, self._ctx = slot, ctx
+        if update_id is not None:
+            self._appends = UpdateAppends(slot.address, self._token)
         if (fsm.subscribers or subscribers) and not ctx.duplicate:
             self._emit(HandlerStarted, waited=monotonic() - self._started)
         return ctx
@@ -177,12 +185,15 @@ class Conversation:
                     # Nothing delivers a job again.
                     unsent = outbox.add(fsm, slot, ctx._calls)
                 memo = KEEP if handled is None else handled.with_update(self._token, ctx._calls)
-                remembers = ctx.saved or self._force or (self.remembers_answers and bool(ctx._calls))
+                remembers = ctx.saved or self._force or (self.remembers_answers and len(ctx._calls or ()) > 0)
+                remembers = remembers or (self._appends is not None and self._appends.any)
                 await write(fsm, ctx, slot, memo=memo, force=remembers and handled is not None)
         except BaseException as failure:
             self._failed(failure)
             raise
         finally:
+            if self._appends is not None:
+                self._appends.end()
             ctx._record = CLOSED
             if slot is not None:
                 await slot.__aexit__(kind, error, trace)
@@ -211,6 +222,8 @@ class Conversation:
             await self._slot.rollback()
             catch_up(self._fsm.flows, self._slot)
         ctx.reset()
+        if self._appends is not None:
+            self._appends.restart()
         self._force = True
 
     @property

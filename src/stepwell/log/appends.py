@@ -32,8 +32,10 @@ class PendingAppend(NamedTuple):
     #: The values as JSON.
     bodies: Sequence[bytes]
     options: LogOptions
-    #: The number of its first entry.
-    first: asyncio.Future[int]
+    #: The numbers of its entries.
+    numbers: asyncio.Future[range]
+    #: The mark of an append in a handler, by which a repeated one is found.
+    mark: str | None = None
 
 
 class _Tail(Protocol):
@@ -41,7 +43,9 @@ class _Tail(Protocol):
 
     def locked(self, wait: float) -> AbstractAsyncContextManager[None]: ...
 
-    async def append(self, bodies: Sequence[bytes], options: LogOptions) -> int: ...
+    async def append(
+        self, appends: Sequence[tuple[Sequence[bytes], str | None]], options: LogOptions
+    ) -> list[range]: ...
 
 
 class AppendQueue:
@@ -80,7 +84,7 @@ class AppendQueue:
             self._task = None
             # These remain only if the event loop is shutting down.
             for pending in (*batch, *self._pending):
-                pending.first.cancel()
+                pending.numbers.cancel()
             self._pending.clear()
 
     def _take(self) -> list[PendingAppend]:
@@ -90,7 +94,7 @@ class AppendQueue:
             if batch and self._pending[0].options != batch[0].options:
                 break
             pending = self._pending.popleft()
-            if not pending.first.cancelled():
+            if not pending.numbers.cancelled():
                 batch.append(pending)
                 count += len(pending.bodies)
                 size += sum(map(len, pending.bodies))
@@ -98,8 +102,8 @@ class AppendQueue:
 
     async def _write_all(self, batch: Sequence[PendingAppend]) -> None:
         try:
-            bodies = [body for pending in batch for body in pending.bodies]
-            first = await self._tail.append(bodies, batch[0].options)
+            appends = [(pending.bodies, pending.mark) for pending in batch]
+            found = await self._tail.append(appends, batch[0].options)
         except TooLarge as error:
             if len(batch) == 1:
                 _fail(batch, error)
@@ -110,13 +114,12 @@ class AppendQueue:
         except Exception as error:  # noqa: BLE001 it is raised where the append is awaited
             _fail(batch, error)
         else:
-            for pending in batch:
-                if not pending.first.done():
-                    pending.first.set_result(first)
-                first += len(pending.bodies)
+            for pending, numbers in zip(batch, found, strict=True):
+                if not pending.numbers.done():
+                    pending.numbers.set_result(numbers)
 
 
 def _fail(batch: Sequence[PendingAppend], error: Exception) -> None:
     for pending in batch:
-        if not pending.first.done():
-            pending.first.set_exception(error)
+        if not pending.numbers.done():
+            pending.numbers.set_exception(error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
@@ -17,6 +17,7 @@ from stepwell.errors import CorruptRecord, InvalidOption, StorageUnavailable
 from stepwell.log.appends import MOST_VALUES, LogOptions, PendingAppend
 from stepwell.log.names import entries, log_tag, number_of
 from stepwell.log.tail import Known, Tail, tail_of
+from stepwell.log.update import appends_of_update
 from stepwell.record import LOGS, Address, Change, Range, ReservedNamespace, Stored
 from stepwell.storage import Apply, Get, Storage
 
@@ -106,20 +107,26 @@ class Log:
         """Append values in one write, and return their numbers.
 
         They get successive numbers, and are all stored or none of them. Appends of several tasks share a write.
+
+        In the handler of an update, an append belongs to the update: the update is remembered as handled, and if its
+        handler runs again because it failed or its process died, the same values are not appended again.
+
         Raises ``OutcomeUnknown`` if the server does not answer for longer than the storage's ``patience``.
         """
         if not values:
             return range(0)
         bodies = [await self._encoded(value) for value in values]
         tail = self._tail()
+        # The library's own logs, such as streams, have their own way to repeat.
+        update = appends_of_update() if self._place[0] == LOGS else None
+        mark = None if update is None else update.mark(self.address, bodies)
         if tail.claimed_here:
-            first = await tail.append_claimed(bodies, self._options)
+            numbers = await tail.append_claimed(bodies, mark, self._options)
             self._notify()
-        else:
-            pending = PendingAppend(bodies, self._options, tail.loop.create_future())
-            tail.appends.put(pending, self._notify)
-            first = await pending.first
-        return range(first, first + len(values))
+            return numbers
+        pending = PendingAppend(bodies, self._options, tail.loop.create_future(), mark)
+        tail.appends.put(pending, self._notify)
+        return await pending.numbers
 
     async def read(
         self, *, after: int = 0, before: int | None = None, limit: int | None = None, reverse: bool = False
@@ -182,7 +189,7 @@ class Log:
             name, text = known.last
             popped = LogEntry(number_of(name), self._seal.value("p", name, text))
             fields = {"next": known.next, "gap": max(known.gap, popped.number)}
-            return self._removal(known, Range(name, name), fields)
+            return self._removal(known, Range(name, name), fields, lambda first: first != number_of(name))
 
         await self._tail().write(make, self._options, fresh=True)
         return popped
@@ -225,7 +232,8 @@ class Log:
             if known.version is None:
                 return None
             # If there are no entries left, only this field has the next number.
-            return self._removal(known, drop, {"next": known.next} if known.next == last + 1 else {})
+            fields = {"next": known.next} if known.next == last + 1 else {}
+            return self._removal(known, drop, fields, lambda first: first > last)
 
         while last > 0:
             stored = await self._get(replace(drop, limit=1))
@@ -233,9 +241,10 @@ class Log:
                 return
             await self._tail().write(make, self._options)
 
-    def _removal(self, known: Known, drop: Range, fields: Mapping[str, int]) -> Change:
-        write = self.storage.ids()
-        return self._tail().change(known, self._options, write=write, set=self._seal.fields(fields), drop=drop)
+    def _removal(self, known: Known, drop: Range, fields: dict[str, Any], keeps: Callable[[int], bool]) -> Change:
+        """Return a change that removes entries. ``keeps``: whether to keep the mark of an append with this number."""
+        kept = {mark: numbers for mark, numbers in known.marks.items() if keeps(numbers.start)}
+        return self._tail().change(known, self._options, fields, kept, write=self.storage.ids(), drop=drop)
 
     def _tail(self) -> Tail:
         return tail_of(self.storage, *self._place, self.address)

@@ -8,7 +8,7 @@ for the claim, so that each of them gets its turn.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -26,7 +26,7 @@ from stepwell.errors import (
 )
 from stepwell.log.appends import AppendQueue, LogOptions
 from stepwell.log.names import entries, names_of, number_of
-from stepwell.record import KEEP, Address, Change, Range, Stored, Version
+from stepwell.record import KEEP, NOTHING, Address, Change, Range, Stored, Version
 from stepwell.slot import Slot
 from stepwell.slot.waiters import held_tokens
 from stepwell.storage import Applied, Apply, Get, Guard, Storage
@@ -37,8 +37,12 @@ __all__ = ["Known", "Tail", "tail_of"]
 MOST_REFUSALS: Final = 4
 #: How often a write is sent if there is no answer, each time for as long as the storage's ``patience``.
 MOST_TRIES: Final = 2
+#: The field with the marks.
+_MARKS: Final = "updates"
 #: How many logs of a storage are remembered.
 MOST_KNOWN: Final = 1000
+#: How many appends in handlers are remembered. An update that comes again has appended shortly before its process died.
+MOST_MARKS: Final = 100
 #: Bytes of the field ``turn``, which a log at its limit may have too.
 _ROOM_FOR_TURN: Final = 100
 #: Seconds after which the claim of a process that was killed ends.
@@ -58,6 +62,10 @@ class Known(NamedTuple):
     turn: bool = False
     #: Name and text of the last entry, if it was just read.
     last: tuple[str, str] | None = None
+    #: The marks of the last appends in handlers, with the numbers of their entries.
+    marks: Mapping[str, range] = NOTHING
+    #: Bytes of the field with the marks.
+    room: int = 0
 
 
 #: Returns the change of a write, or ``None`` if there is nothing to write.
@@ -79,6 +87,7 @@ class Tail:
         self._slot_lock = asyncio.Lock()
         self._known: Known | None = None
         self._turn = self.seal.fields({"turn": True})
+        self._marks_name = self.seal.name(_MARKS)
         self.appends: AppendQueue = AppendQueue(self)
 
     @property
@@ -86,42 +95,72 @@ class Tail:
         """Whether no write is under way."""
         return self.appends.idle and not self._lock.locked()
 
-    async def append(self, bodies: Sequence[bytes], options: LogOptions, slot: Slot | None = None) -> int:
-        """Append values, and return the number of the first one. The caller has the lock."""
-        first = 0
+    async def append(
+        self, appends: Sequence[tuple[Sequence[bytes], str | None]], options: LogOptions, slot: Slot | None = None
+    ) -> list[range]:
+        """Append the values of several calls, each with its mark, and return their numbers. The caller has the lock.
 
-        def make(known: Known) -> Change:
-            nonlocal first
+        An append whose mark is known was made before, and is not made again.
+        """
+        numbers: list[range] = []
+
+        def make(known: Known) -> Change | None:
             if known.last is not None:
                 # Entries of two keys in one log could not be read by any process.
                 self.seal.check_key("p", *known.last)
-            first = known.next
+            numbers.clear()
+            marks, bodies = dict(known.marks), list[bytes]()
+            for values, mark in appends:
+                first = known.next + len(bodies)
+                found = marks.get(mark) if mark is not None else None
+                numbers.append(found or range(first, first + len(values)))
+                if found is None:
+                    bodies += values
+                    if mark is not None:
+                        marks[mark] = numbers[-1]
+            if not bodies:
+                return None
             write = self._storage.ids()
-            names = names_of(first, len(bodies), write)
+            names = names_of(known.next, len(bodies), write)
             parts = {name: self.seal.seal_body("p", name, body) for name, body in zip(names, bodies, strict=True)}
-            return self.change(known, options, write=write, parts=parts)
+            return self.change(known, options, {}, marks, write=write, parts=parts)
 
         try:
             await self._write(make, options, slot)
         except TooLarge as error:
             raise TooLarge(f"the log {self.address.text}", error.size, error.limit) from None
-        return first
+        return numbers
 
-    def change(self, known: Known, options: LogOptions, **change: Any) -> Change:
-        """Return a change of the record of the log."""
+    def change(
+        self, known: Known, options: LogOptions, fields: dict[str, Any], marks: Mapping[str, range], **change: Any
+    ) -> Change:
+        """Return a change of the record of the log that sets these fields, and the marks if they differ."""
+        room = known.room
+        if marks != known.marks:
+            kept = list(marks.items())[-MOST_MARKS:]
+            fields = {**fields, _MARKS: [(mark, numbers.start, len(numbers)) for mark, numbers in kept]}
+        sealed = self.seal.fields(fields) if fields else NOTHING
+        if marks != known.marks:
+            room = self._room(sealed)
         tags = options.tags if known.version is None and options.tags else KEEP
         expiry = KEEP if options.ttl is None else options.ttl
-        return Change(tags=tags, expiry=expiry, limit=options.limit, **change)
+        # The limit is for the entries.
+        return Change(set=sealed, tags=tags, expiry=expiry, limit=options.limit + room, **change)
+
+    def _room(self, fields: Mapping[str, str]) -> int:
+        """Return the bytes of the field with the marks."""
+        text = fields.get(self._marks_name)
+        return 0 if text is None else len(self._marks_name) + len(text)
 
     @property
     def claimed_here(self) -> bool:
         """Whether this task, or the task that started it, has claimed the log."""
         return self._slot is not None and self._slot.guard.token in held_tokens.get()
 
-    async def append_claimed(self, bodies: Sequence[bytes], options: LogOptions) -> int:
-        """Append values within the claim of this task, and return the number of the first one."""
+    async def append_claimed(self, bodies: Sequence[bytes], mark: str | None, options: LogOptions) -> range:
+        """Append values within the claim of this task, and return their numbers."""
         async with self._slot_lock:
-            return await self.append(bodies, options, self._slot)
+            return (await self.append([(bodies, mark)], options, self._slot))[0]
 
     async def write(self, make: Making, options: LogOptions, *, fresh: bool = False) -> None:
         """Write a change that depends on the end of the log. ``fresh``: read the end before, with the last entry."""
@@ -178,7 +217,7 @@ class Tail:
         """Claim the record, and let all other writers wait for that."""
         async with Slot(self._storage, *self._place, wait=options.wait, lease=LEASE) as slot:
             tags = options.tags if not slot.found and options.tags else KEEP
-            limit = options.limit + _ROOM_FOR_TURN
+            limit = options.limit + _ROOM_FOR_TURN + self._room(slot.texts)
             begun = await self._perform(
                 Change(self._storage.ids(), fresh=not slot.found, set=self._turn, tags=tags, limit=limit), slot
             )
@@ -226,7 +265,8 @@ class Tail:
         data = self.seal.data(stored.fields)
         last = next(iter((stored.parts or {}).items()), None)
         following = max(number_of(last[0]) + 1 if last else 1, data.get("next", 1))
-        return Known(stored.version, following, data.get("gap", 0), "turn" in data, last)
+        marks, room = _marks_of(data), self._room(stored.fields)
+        return Known(stored.version, following, data.get("gap", 0), "turn" in data, last, marks, room)
 
     async def _applied(self, known: Known, change: Change, apply: Apply) -> bool:
         """Write a change, and return whether it was applied: not if the record has changed since it was read."""
@@ -260,7 +300,9 @@ class Tail:
         """Return the end of the log after a change."""
         data = self.seal.data(change.set)
         following = data.get("next", known.next + len(change.parts))
-        return Known(version, following, data.get("gap", known.gap), known.turn and not change.unset)
+        marks, room = (_marks_of(data), self._room(change.set)) if _MARKS in data else (known.marks, known.room)
+        turn = known.turn and not change.unset
+        return Known(version, following, data.get("gap", known.gap), turn, marks=marks, room=room)
 
     async def _was_applied(self, known: Known, change: Change, unknown: OutcomeUnknown) -> bool:
         """Return whether a write without an answer was applied, after it was refused. Raises if that is not known."""
@@ -278,6 +320,10 @@ class Tail:
                 # Another writer has this number, unless the name has the id of this write.
                 return next(iter(change.parts)) in stored.parts
         raise unknown
+
+
+def _marks_of(data: Mapping[Any, Any]) -> dict[str, range]:
+    return {mark: range(first, first + count) for mark, first, count in data.get(_MARKS, ())}
 
 
 def tail_of(storage: Storage, namespace: str, key: Any, address: Address) -> Tail:
