@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from stepwell import Storage
+from stepwell import State, Storage
 from stepwell.errors import InvalidOption
 from stepwell.fsm import FSM, Context, Router, text
 from stepwell.storage import Apply
@@ -137,6 +137,34 @@ async def test_a_remembered_answer_leaves_no_record_and_is_forgotten_with_its_us
     assert await router.fsm.forget(user=42) == 1
     assert await chat.redeliver() == ["once"]
     assert ran == ["once"] * 3
+
+
+@pytest.mark.parametrize("before", ["nothing", "a memo", "an empty record"])
+async def test_a_remembered_answer_removes_nothing_that_another_process_writes_meanwhile(
+    backend: Backend, before: str
+) -> None:
+    storage = backend.storage()
+    router = Router(FSM("bot", storage=storage, flows=[]), remember="answers")
+    ran = []
+
+    @router.on(text("hello"))
+    async def hello(ctx: Context) -> None:
+        ctx.answer("hello")
+
+    @router.on(text())
+    async def answer(ctx: Context) -> None:
+        ran.append(ctx.text)
+        await storage.update_data("bot", (42, 42), {"from": "an operator"})
+        ctx.answer("once")
+
+    chat = Chat(router)
+    if before == "a memo":
+        await chat.send("hello")
+    elif before == "an empty record":
+        await storage.set_state("bot", (42, 42), State(None, None))
+    assert await chat.send("hi") == await chat.redeliver() == ["once"]
+    assert ran == ["hi"]
+    assert await storage.get_data("bot", (42, 42)) == {"from": "an operator"}
 
 
 async def test_an_update_that_changed_nothing_costs_no_write_by_default(backend: Backend, make: Make) -> None:

@@ -7,7 +7,7 @@ from time import monotonic
 from typing import Any
 
 from stepwell.codec import values
-from stepwell.errors import UsageError
+from stepwell.errors import RecordExists, UsageError, VersionChanged
 from stepwell.fsm import keys, typed
 from stepwell.fsm.base import Machine
 from stepwell.fsm.block import Block
@@ -58,7 +58,7 @@ async def write(
     if ctx._profile is not None:
         _write_profile(fsm, ctx._profile, slot)
     place = slot.place
-    if force and place == NOWHERE and not slot.data and not slot.changed:
+    if force and not slot.found and place == NOWHERE and not slot.data:
         return await _write_memo(fsm, ctx, slot, memo)
     flow = None if place.flow is None else fsm.flows.get(place.flow)
     changes: Changes | None = None
@@ -99,13 +99,21 @@ async def write(
 
 
 async def _write_memo(fsm: Machine, ctx: Block, slot: Slot, memo: Any) -> bool:
-    """Remember an update of a key that has no conversation, without leaving a record."""
-    if not slot.found and slot.memo_json is None:
+    """Remember an update of a key that has no record, and leave none."""
+    await slot.rollback()
+    try:
+        if slot.memo_json is None:
+            # The tags of a deleted record stay with its memo, so that forget() finds it.
+            await slot.commit(keep=True, tags=_tags(fsm, ctx), force=True, only_absent=True)
+            slot.delete()
+            await slot.commit(memo=memo, force=True, only_version=slot.version)
+        else:
+            slot.delete()
+            await slot.commit(memo=memo, force=True, only_absent=True)
+    except (RecordExists, VersionChanged):
+        # Another writer has stored something meanwhile, which stays.
         await slot.rollback()
-        # The tags of the record stay with the memo, so that forget() finds it.
-        await slot.commit(keep=True, tags=_tags(fsm, ctx), force=True)
-    slot.delete()
-    await slot.commit(memo=memo, force=True)
+        await slot.commit(memo=memo, force=True)
     if fsm.subscribers or subscribers:
         _emit(fsm, ctx, slot)
     return True

@@ -220,14 +220,16 @@ class Slot(Lease):
         force: bool = False,
         changes: Changes | None = None,
         only_version: Version | None = None,
+        only_absent: bool = False,
     ) -> bool:
         """Write all changes in one operation, and return whether there were any.
 
         The write releases the claim, unless ``keep`` is true. ``deadline`` and ``expiry`` are seconds from now. Memo,
         tags, deadline, expiry and queue are written only together with a change or parts, or with ``force``.
         ``changes`` is the result of ``changes()``, if it was called before. ``only_version``: raise ``VersionChanged``
-        if the record has another version, because another writer has merged fields or added parts. If ``LeaseLost``,
-        ``RecordReplaced`` or ``VersionChanged`` is raised, nothing was written.
+        if the record has another version, because another writer has merged fields or added parts. ``only_absent``:
+        raise ``RecordExists`` if there is a record. If ``LeaseLost``, ``RecordReplaced``, ``VersionChanged`` or
+        ``RecordExists`` is raised, nothing was written.
         """
         if not self._holding:
             raise UsageError("this slot is not held; a commit without keep=True has released it")
@@ -273,7 +275,7 @@ class Slot(Lease):
             )  # fmt: skip
         if self._lost:
             raise LeaseLost(self.address.text)
-        guard = _new(Guard, (self._token, self.base, only_version, False))
+        guard = _new(Guard, (self._token, self.base, only_version, only_absent))
         then = "keep" if keep else "release"
         applied: Applied = await self.storage.perform(
             _new(Apply, (self.address, change, guard, then, self._lease, False))
