@@ -120,12 +120,14 @@ async def started(workers: list[worker]) -> AsyncIterator[None]:
 def _submitted_flows(router: Router, names: Mapping[str, Any]) -> Iterator[NodeFlow]:
     """Yield the flows that functions with a call of ``submit`` name: handlers, and functions of their modules."""
     handlers = [inspect.unwrap(route.handler) for _, route, _ in router._flat()]
-    functions = [each for each in handlers if isinstance(each, FunctionType)]
+    # The function of a method.
+    bare = [getattr(each, "__func__", each) for each in handlers]
+    functions = [each for each in bare if isinstance(each, FunctionType)]
     scopes = {id(scope): scope for scope in (names, *(each.__globals__ for each in functions))}
     for scope in scopes.values():
         functions += [each for each in scope.values() if isinstance(each, FunctionType)]
     for function in functions:
-        scope = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
+        scope = {**function.__globals__, **_closure(function)}
         for code in _with_inner(function.__code__):
             if _SUBMITS.isdisjoint(code.co_names):
                 continue
@@ -134,6 +136,15 @@ def _submitted_flows(router: Router, names: Mapping[str, Any]) -> Iterator[NodeF
                 # As in ``jobs.film.submit()``.
                 inner = [vars(found).get(each) for each in code.co_names] if isinstance(found, ModuleType) else ()
                 yield from (each for each in (found, *inner) if isinstance(each, NodeFlow))
+
+
+def _closure(function: FunctionType) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        # The variable may have no value.
+        with contextlib.suppress(ValueError):
+            found[name] = cell.cell_contents
+    return found
 
 
 def _with_inner(code: CodeType) -> Iterator[CodeType]:

@@ -293,6 +293,51 @@ async def test_submitted_runs_can_be_left_to_other_processes(tmp_path: Path) -> 
         assert len(await storage.queued(RUNS, "film", limit=10)) == 1
 
 
+#: Handlers that reach their flows in several ways; one has a variable that never got a value.
+REACHED = """
+from types import SimpleNamespace
+
+import jobs_of_films
+from stepwell.fsm import FSM, Router, command
+from stepwell.nodes import Node, NodeFlow, linear
+
+other = linear(Node, name="other")
+unused = linear(Node, name="unused")
+
+
+class Handlers:
+    async def submit_other(self, ctx):
+        await other.submit({})
+
+
+def make_router(storage):
+    router = Router(FSM("films", storage=storage, flows=[]))
+    inner = linear(Node, name="inner")
+
+    @router.on(command("a"))
+    async def by_closure(ctx):
+        await inner.submit(missing)
+
+    @router.on(command("b"))
+    def by_module(ctx):
+        return [jobs_of_films.film.submit_sync() for _ in range(2)]
+
+    router.on()(Handlers().submit_other)
+    if storage is None:
+        missing = {}
+    return router
+"""
+
+
+def test_flows_are_found_in_closures_modules_and_methods(tmp_path: Path) -> None:
+    (tmp_path / "reached_bot.py").write_text(REACHED)
+    code = "from stepwell.nodes import Node, linear\nfilm = linear(Node, name='film', storage='memory://')\n"
+    (tmp_path / "jobs_of_films.py").write_text(code)
+    router = load_router(tmp_path / "reached_bot.py", "memory://")
+    workers = workers_of(router, vars(sys.modules["reached_bot"]))
+    assert sorted(sorted(flow.name or "" for flow in each.flows) for each in workers) == [["film"], ["inner", "other"]]
+
+
 async def test_flows_that_no_handler_submits_get_no_worker(tmp_path: Path) -> None:
     (tmp_path / "bot.py").write_text(films(**{**OWN, "submit": "await film.run({'key': 'x', 'film': 1})"}))
     router = load_router(tmp_path / "bot.py")
