@@ -133,7 +133,7 @@ class Cell(Header):
         """Apply one operation. If it fails, return the error and change nothing."""
         if self.base and self.version is NEVER and not self.leased(now):
             # The base of a forgotten record is kept only while the record is held.
-            self.base = ""
+            self.base: str = ""
         if isinstance(operation, Apply):
             return self._apply(operation, now)
         if isinstance(operation, Claim):
