@@ -25,9 +25,11 @@ from stepwell.errors import (
     UsageError,
 )
 from stepwell.nodes import Limit, Node, NodeFlow, RunHandle, Wait, linear, step, worker
+from stepwell.nodes.dispatcher import Dispatcher
 from stepwell.nodes.engine import partitions
 from stepwell.nodes.engine.rates import Rate
 from stepwell.record import PARTITIONS, RATES, RUNS, Change, Head, Queue
+from stepwell.storage import poller
 from stepwell.storage.operations import Apply, Get
 from stepwell.testing import Clock
 from tests.backends import Backend
@@ -443,13 +445,18 @@ async def test_all_partitions_that_a_killed_process_has_left_are_repaired(
     flow = linear(Node, name="f", storage=storage)
     for number in range(5):
         handle = await flow.submit(partition=number)
-        change = Change(storage.ids(), deadline=None)
+        # As if the process was killed before, or between, the two writes that promote it.
+        change = Change(storage.ids(), queue=partitions.queue_of("f", partitions.encode(number)))
         await storage.perform(Apply(storage.address(RUNS, handle.id), change))
-    assert await storage.due(RUNS) == []
+        if number % 2:
+            lock = storage.address(PARTITIONS, ("f", partitions.encode(number)))
+            await storage.perform(Apply(lock, Change(storage.ids(), delete=True, forget=True)))
+    assert await storage.queued(RUNS, "f") == []
     repairs = partitions.Repairs(storage)
+    # A run that was promoted is in the queue of its partition no more, so the second check finds the rest.
     for found in (2, 4, 5, 5):
-        await repairs.check("f", 1)
-        assert len(await storage.due(RUNS)) == found
+        await repairs.check("f")
+        assert len(await storage.queued(RUNS, "f")) == found
 
 
 async def test_a_failed_run_lets_the_next_of_its_partition_start(storage: Storage) -> None:
@@ -476,8 +483,77 @@ async def test_priorities_within_a_partition_do_not_start_a_run_beside_another(s
         assert seen.started == ["low"]
         go.set()
         await results([first, *others])
-    assert seen.started == ["low", "high", "later", "last"]
+    assert seen.started == ["low", "later", "last", "high"], "a partition keeps its own order"
     assert seen.most == 1
+
+
+@pytest.mark.every_backend
+async def test_priorities_hold_over_partitions_and_plain_runs_and_the_oldest_of_a_partition_goes_first(
+    storage: Storage,
+) -> None:
+    flow, seen = logged(storage)
+    handles = []
+    for number in range(5):
+        handles.append(await flow.submit({"name": f"p{number}"}, partition=f"p{number}", priority=number))
+        handles.append(await flow.submit({"name": f"plain{number}"}, priority=number))
+    # Its oldest run goes first, whatever the others have.
+    handles.append(await flow.submit({"name": "p0 high"}, partition="p0", priority=9))
+    handles.append(await flow.submit({"name": "p4 low"}, partition="p4", priority=-1))
+    async with worker([flow], concurrency=1):
+        await results(handles)
+    expected = [f"{kind}{number}" for number in range(4, -1, -1) for kind in ("p", "plain")]
+    assert [name for name in seen.started if " " not in name] == expected
+    # It is taken as soon as its partition is free, before the plain run of priority 0.
+    assert seen.started == [*expected[:-1], "p0 high", "plain0", "p4 low"]
+
+
+@pytest.mark.every_backend
+async def test_priorities_hold_over_the_revisions_of_a_flow(storage: Storage) -> None:
+    log = Log()
+    handles = []
+    for number, (revision, priority) in enumerate([(1, 0), (2, 5), (3, 0), (1, 5), (2, 0), (3, 9)]):
+        old = NodeFlow(start=log, name="f", storage=storage, revision=revision)
+        partition = "p" if number in (2, 5) else None
+        handles.append(await old.submit({"name": str(number)}, priority=priority, partition=partition))
+    flow = NodeFlow(start=log, name="f", storage=storage, revision=3)
+    async with worker([flow], concurrency=1):
+        await asyncio.gather(*(RunHandle(handle.id, flow).result(timeout=60) for handle in handles))
+    assert log.seen.started == ["1", "3", "0", "2", "5", "4"]
+
+
+@pytest.mark.every_backend
+@pytest.mark.parametrize("revision", [1, 100])
+async def test_an_idle_worker_reads_its_queues_with_one_query_whatever_the_number_of_revisions(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, revision: int
+) -> None:
+    monkeypatch.setattr(importlib.import_module("stepwell.nodes.worker"), "REPAIR_EVERY", 0.05)
+    monkeypatch.setattr(poller, "TICK", 0.05)
+    calls: Counter[str] = Counter()
+
+    def count(owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        def counted(*args: Any, **options: Any) -> Any:
+            # Of schedules and of the presence of workers too, but those do not depend on the revisions.
+            calls[name] += RUNS in args or owner is not storage
+            return original(*args, **options)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    for name in ("due", "queued", "queues", "page"):
+        count(storage, name)
+    count(Dispatcher, "look")
+    count(partitions.Repairs, "check")
+    flow = NodeFlow(start=Node(name="a", inline=True), name="f", storage=storage, revision=revision)
+    async with worker([flow]):
+        calls.clear()
+        async with asyncio.timeout(60):
+            while calls["queues"] < 4 or calls["queued"] < 4 or calls["due"] < 4:
+                await asyncio.sleep(0.01)
+        assert calls["due"] <= calls["look"]
+        assert calls["queued"] <= calls["look"]
+        assert calls["queues"] <= calls["check"]
+        assert calls["page"] == 0
 
 
 # Fairness

@@ -285,7 +285,7 @@ class SkipsEqualDeadlines(FaultyStorage):
         before: float | None = None,
         limit: int = 100,
         after: Due | None = None,
-        flow: str | Any_ | None = ANY,
+        flow: str | Any_ | Sequence[str] | None = ANY,
     ) -> list[Due]:
         found = await super().due(namespace, before=before, limit=10**9, flow=flow)
         return [entry for entry in found if after is None or entry.deadline > after.deadline][:limit]
@@ -299,7 +299,7 @@ class IsDueTooLate(FaultyStorage):
         before: float | None = None,
         limit: int = 100,
         after: Due | None = None,
-        flow: str | Any_ | None = ANY,
+        flow: str | Any_ | Sequence[str] | None = ANY,
     ) -> list[Due]:
         moment = self._now() if before is None else before
         found = await super().due(namespace, before=before, limit=limit, after=after, flow=flow)
@@ -507,7 +507,7 @@ class FindsDeadlinesOfLongerNames(FaultyStorage):
         before: float | None = None,
         limit: int = 100,
         after: Due | None = None,
-        flow: str | Any_ | None = ANY,
+        flow: str | Any_ | Sequence[str] | None = ANY,
     ) -> list[Due]:
         found = []
         for name in await self.namespaces():
@@ -557,18 +557,18 @@ class CreatesByReadingFirst(FaultyStorage):
 
 
 class QueuesByTime(FaultyStorage):
-    async def queued(self, namespace: str, name: str, *, limit: int = 100) -> list[Address]:
+    async def queued(self, namespace: str, name: str | Sequence[str], *, limit: int = 100) -> list[Address]:
         found = await super().queued(namespace, name, limit=10**9)
         return sorted(found, key=lambda address: self._cells[address].queued_at)[:limit]
 
 
 class QueuesByKey(FaultyStorage):
-    async def queued(self, namespace: str, name: str, *, limit: int = 100) -> list[Address]:
+    async def queued(self, namespace: str, name: str | Sequence[str], *, limit: int = 100) -> list[Address]:
         return sorted(await super().queued(namespace, name, limit=10**9))[:limit]
 
 
 class QueuesLowPrioritiesFirst(FaultyStorage):
-    async def queued(self, namespace: str, name: str, *, limit: int = 100) -> list[Address]:
+    async def queued(self, namespace: str, name: str | Sequence[str], *, limit: int = 100) -> list[Address]:
         found = await super().queued(namespace, name, limit=10**9)
         return sorted(found, key=lambda address: getattr(self._cells[address].queue, "priority", 0))[:limit]
 
@@ -585,8 +585,21 @@ class StaysAtItsFirstPlace(FaultyStorage):
             return super()._write(change._replace(queue=KEEP) if change.queue == self.queue else change, held, now)
 
 
+class ReadsOneQueueAfterTheOther(FaultyStorage):
+    async def queued(self, namespace: str, name: str | Sequence[str], *, limit: int = 100) -> list[Address]:
+        names = (name,) if isinstance(name, str) else dict.fromkeys(name)
+        return [each for one in names for each in await super(FaultyStorage, self).queued(namespace, one)][:limit]
+
+
+class ReadsTheDeadlinesOfOneFlow(FaultyStorage):
+    async def due(self, namespace: str, **options: Any) -> list[Due]:
+        if isinstance(options.get("flow"), list):
+            options["flow"] = next(iter(options["flow"]), "")
+        return await super().due(namespace, **options)
+
+
 class HidesClaimedRecordsInQueues(FaultyStorage):
-    async def queued(self, namespace: str, name: str, *, limit: int = 100) -> list[Address]:
+    async def queued(self, namespace: str, name: str | Sequence[str], *, limit: int = 100) -> list[Address]:
         found = await super().queued(namespace, name, limit=limit)
         return [address for address in found if not self._cells[address].leased(self._now())]
 
@@ -602,8 +615,10 @@ class KeepsTheQueueOfExpiredRecords(FaultyStorage):
 
 
 class QueuesExpiredRecords(FaultyStorage):
-    async def queued(self, namespace: str, name: str, *, limit: int = 100) -> list[Address]:
-        return [Address(namespace, key) for *_, key in self._queued.get((namespace, name), ())][:limit]
+    async def queued(self, namespace: str, name: str | Sequence[str], *, limit: int = 100) -> list[Address]:
+        names = (name,) if isinstance(name, str) else name
+        keys = [key for each in names for *_, key in self._queued.get((namespace, each), ())]
+        return [Address(namespace, key) for key in keys[:limit]]
 
 
 class QueuesRefusedRecords(FaultyStorage):
@@ -1032,6 +1047,8 @@ CAUGHT_BY: dict[type[FaultyStorage], str] = {
     QueuesLowPrioritiesFirst: "test_a_queue_is_ordered_by_priority_then_time_then_key",
     QueuesByLastWrite: "test_a_write_keeps_moves_or_removes_the_queue",
     StaysAtItsFirstPlace: "test_a_write_keeps_moves_or_removes_the_queue",
+    ReadsOneQueueAfterTheOther: "test_several_queues_are_read_together_by_priority_then_time_then_key",
+    ReadsTheDeadlinesOfOneFlow: "test_the_deadlines_of_several_flows_are_read_together",
     HidesClaimedRecordsInQueues: "test_the_holder_of_a_record_keeps_and_removes_its_queue",
     KeepsTheQueueOfExpiredRecords: "test_a_merge_into_an_expired_record_leaves_its_queue",
     QueuesExpiredRecords: "test_a_cleared_replaced_or_expired_record_is_in_no_queue",

@@ -40,7 +40,15 @@ BY_KEY = [
 RANGE = "SEARCH part USING INDEX sqlite_autoindex_part_1 (namespace=? AND key=? AND name>? AND name<?)"
 NAMES_OF_RANGE = RANGE.replace("USING INDEX", "USING COVERING INDEX")
 #: The required plans of queries that do not look up one row by its primary key.
+#: For each of several names, the first rows in the index; then these rows.
+SEVERAL = ["SCAN wanted VIRTUAL TABLE INDEX 1:", "SEARCH record USING INTEGER PRIMARY KEY (rowid=?)"]
+FIRST_DUE = (
+    "SEARCH first USING INDEX record_by_flow_deadline (namespace=? AND flow=? AND (deadline,key)>(?,?) AND deadline<?)"
+)
+FIRST_QUEUED = "SEARCH first USING INDEX record_by_queue (namespace=? AND queue>? AND queue<?)"
 PLANS = {
+    "due_of_flows": [*SEVERAL, "CORRELATED LIST SUBQUERY 1", FIRST_DUE, "USE TEMP B-TREE FOR ORDER BY"],
+    "queued_of_several": [*SEVERAL, "CORRELATED LIST SUBQUERY 1", FIRST_QUEUED, "USE TEMP B-TREE FOR ORDER BY"],
     "get_range": [*BY_KEY, "CO-ROUTINE (subquery-3)", RANGE, "SCAN (subquery-3)"],
     "get_range_reverse": [*BY_KEY, "CO-ROUTINE (subquery-3)", RANGE, "SCAN (subquery-3)"],
     "drop_range": ["SEARCH part USING INTEGER PRIMARY KEY (rowid=?)", "LIST SUBQUERY 1", NAMES_OF_RANGE],

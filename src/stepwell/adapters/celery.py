@@ -23,9 +23,9 @@ from stepwell.codec import decode_key
 from stepwell.errors import InvalidOption, Parked, RunBusy, RunCancelled, RunFinished, StepwellError, UnknownRun
 from stepwell.nodes.engine import partitions, runs
 from stepwell.nodes.engine.options import common_storage
-from stepwell.nodes.engine.run_format import flow_index
+from stepwell.nodes.engine.run_format import flow_indexes
 from stepwell.nodes.handle import RunHandle
-from stepwell.record import RUNS, Address
+from stepwell.record import RUNS
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -170,7 +170,7 @@ class CeleryRuns:
     async def _send_next(self, flow: NodeFlow, flow_id: str) -> None:
         """Send the task of the next run of the partition of a run, which may have ended."""
         try:
-            following = await partitions.following(self._storage, flow._title(), flow.revision, flow_id)
+            following = await partitions.following(self._storage, flow._title(), flow_id)
         except StepwellError as error:
             logger.warning("the run after %r was not sent yet (%s); a sweep sends it", flow_id, error)
             return
@@ -180,12 +180,10 @@ class CeleryRuns:
     async def _sweep(self) -> None:
         """Send a task for each run that can be taken now."""
         for flow in self._flows.values():
-            await self._repairs.check(flow._title(), flow.revision)
-            found: list[Address] = []
-            for revision in range(1, flow.revision + 1):
-                index = flow_index(flow._title(), revision)
-                found += [due.address for due in await self._storage.due(RUNS, flow=index, limit=MOST_SWEPT)]
-                found += await self._storage.queued(RUNS, index, limit=MOST_SWEPT)
+            await self._repairs.check(flow._title())
+            indexes = flow_indexes(flow._title(), flow.revision)
+            found = [due.address for due in await self._storage.due(RUNS, flow=indexes, limit=MOST_SWEPT)]
+            found += await self._storage.queued(RUNS, indexes, limit=MOST_SWEPT)
             for address in found:
                 flow_id = str(decode_key(address.key))
                 # The next sweep finds the run again if no worker was free for it.

@@ -1,7 +1,7 @@
 """Finds the runs that a worker can take, and starts one task for each.
 
-A source is a list of runs in the storage: the queue of one revision of a flow, or its runs with a deadline in the
-past. A source is read again when a wake-up names its flow, when its last read left runs behind, and with every tick.
+A source is a list of runs in the storage: the queues of all revisions of a flow, or its runs with a deadline in the
+past. One query reads it: again when a wake-up names its flow, when its last read left runs behind, and with every tick.
 While no place is free nothing is read.
 """
 
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from stepwell.errors import StoredDataError
 from stepwell.nodes.engine.notices import workers_topic
 from stepwell.nodes.engine.rates import Rate
-from stepwell.nodes.engine.run_format import flow_index, table_of
+from stepwell.nodes.engine.run_format import flow_indexes, table_of
 from stepwell.record import RUNS, Address
 from stepwell.storage import poller
 from stepwell.storage.operations import Get
@@ -44,16 +44,17 @@ LONGEST_READ = 10_000
 
 
 class RunSource:
-    """The queued or the due runs of one revision of a flow."""
+    """The queued or the due runs of a flow, of all its revisions together."""
 
     __slots__ = (
-        "_lost", "_won", "again_at", "flow", "hot", "index", "pauses", "queued", "spread", "storage", "taking", "wakes",
+        "_lost", "_won", "again_at", "flow", "hot", "indexes", "pauses", "queued", "spread", "storage", "taking",
+        "wakes",
     )  # fmt: skip
 
-    def __init__(self, storage: Storage, flow: NodeFlow, revision: int, *, queued: bool) -> None:
+    def __init__(self, storage: Storage, flow: NodeFlow, *, queued: bool) -> None:
         self.storage: Storage = storage
         self.flow: NodeFlow = flow
-        self.index: str = flow_index(flow._title(), revision)
+        self.indexes: list[str] = flow_indexes(flow._title(), flow.revision)
         self.queued: bool = queued
         #: Whether there may be runs to take.
         self.hot: bool = True
@@ -112,8 +113,8 @@ class RunSource:
 
     async def _read(self, limit: int) -> list[Address]:
         if self.queued:
-            return await self.storage.queued(RUNS, self.index, limit=limit)
-        return [due.address for due in await self.storage.due(RUNS, flow=self.index, limit=limit)]
+            return await self.storage.queued(RUNS, self.indexes, limit=limit)
+        return [due.address for due in await self.storage.due(RUNS, flow=self.indexes, limit=limit)]
 
     def _rest(self, wakes: int) -> None:
         if self.wakes == wakes:
@@ -147,10 +148,7 @@ class Dispatcher:
         self._permitted: set[Address] = set()
         #: The sources in the order of their turns.
         self._sources: deque[RunSource] = deque(
-            RunSource(storage, flow, revision, queued=queued)
-            for flow in flows
-            for revision in range(1, flow.revision + 1)
-            for queued in (False, True)
+            RunSource(storage, flow, queued=queued) for flow in flows for queued in (False, True)
         )
         self._running: dict[Address, asyncio.Task[None]] = {}
         #: The number of running runs of each flow.
@@ -161,7 +159,7 @@ class Dispatcher:
 
     def start(self) -> None:
         """Start taking runs."""
-        for index in {source.index for source in self._sources}:
+        for index in {index for source in self._sources for index in source.indexes}:
             self._unlisten.append(self._storage.listen(workers_topic(index), partial(self.wake, index)))
         looking = poller.poll(self.look, self._rest, "runs")
         self._looking = asyncio.get_running_loop().create_task(looking, name="stepwell-runs")
@@ -181,7 +179,7 @@ class Dispatcher:
     def wake(self, index: str) -> None:
         """Read the sources of one revision of a flow as soon as a place is free."""
         for source in self._sources:
-            if source.index == index:
+            if index in source.indexes:
                 source.wake()
         self._awake.set()
 

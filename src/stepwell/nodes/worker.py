@@ -259,7 +259,7 @@ class RunWorker:
     async def _repair(self) -> None:
         """Start the next run of partitions that a killed process has left without one."""
         for flow in self._flows.values():
-            await self._repairs.check(flow._title(), flow.revision)
+            await self._repairs.check(flow._title())
 
     async def _rest(self, pause: float) -> None:
         await asyncio.sleep(max(pause, REPAIR_EVERY) * self._storage.rng.uniform(0.8, 1.2))

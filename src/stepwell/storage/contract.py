@@ -138,19 +138,19 @@ class Storage(Lifecycle):
         before: float | None = None,
         limit: int = 100,
         after: Due | None = None,
-        flow: str | Any_ | None = ANY,
+        flow: str | Any_ | Sequence[str] | None = ANY,
     ) -> list[Due]:
         """Return records of an encoded namespace with a deadline up to ``before`` (default: now), earliest first.
 
-        ``flow``: only records with this ``Head.flow``; others are not read.
+        ``flow``: only records with this ``Head.flow``, or with one of several; others are not read.
         """
         raise Unsupported(type(self).__name__, "find deadlines")
 
-    async def queued(self, namespace: str, name: str, *, limit: int = 100) -> list[Address]:
-        """Return the first records of a queue in an encoded namespace.
+    async def queued(self, namespace: str, name: str | Sequence[str], *, limit: int = 100) -> list[Address]:
+        """Return the first records of a queue in an encoded namespace, or of several queues together.
 
         They are ordered by priority (highest first), then by the time of the write that set the queue, then by key.
-        Expired records are left out. It reads about as many records as it returns.
+        Expired records are left out. It reads about as many records as it returns, of each queue.
         """
         raise Unsupported(type(self).__name__, "have queues")
 

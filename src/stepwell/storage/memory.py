@@ -168,12 +168,13 @@ class MemoryStorage(Storage):
         before: float | None = None,
         limit: int = 100,
         after: Due | None = None,
-        flow: str | Any_ | None = ANY,
+        flow: str | Any_ | Sequence[str] | None = ANY,
     ) -> list[Due]:
         now = self._now()
         last = now if before is None else before
+        wanted = flow if isinstance(flow, Any_) else {flow} if flow is None or isinstance(flow, str) else set(flow)
         flows = [
-            each for each in self._deadlines if each[0] == namespace and (isinstance(flow, Any_) or each[1] == flow)
+            each for each in self._deadlines if each[0] == namespace and (isinstance(wanted, Any_) or each[1] in wanted)
         ]
         begin = None if after is None else (after.deadline, after.address.key)
         found: list[Due] = []
@@ -185,9 +186,11 @@ class MemoryStorage(Storage):
                 found.append(Due(address, deadline))
         return found
 
-    async def queued(self, namespace: str, name: str, *, limit: int = 100) -> list[Address]:
+    async def queued(self, namespace: str, name: str | Sequence[str], *, limit: int = 100) -> list[Address]:
         now = self._now()
-        addresses = (Address(namespace, key) for *_, key in self._queued.get((namespace, name), ()))
+        names = (name,) if isinstance(name, str) else dict.fromkeys(name)
+        places = heapq.merge(*(self._queued.get((namespace, each), ()) for each in names))
+        addresses = (Address(namespace, key) for *_, key in places)
         return list(islice((address for address in addresses if self._cells[address].visible(now)), limit))
 
     async def queues(self, namespace: str, *, prefix: str = "", after: str = "", limit: int = 100) -> list[str]:

@@ -28,8 +28,8 @@ def time_text(now: float) -> str:
 
 
 def key_of(entry: str) -> str:
-    """Return the key that follows the time in an entry of an index."""
-    return entry.partition("\n")[2][_PRIORITY + _TIME :]
+    """Return the key that follows the time in an entry of an index, from which the name was removed."""
+    return entry[_PRIORITY + _TIME :]
 
 
 def queue_of(text: str | None) -> Queue | None:

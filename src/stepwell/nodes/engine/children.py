@@ -172,7 +172,7 @@ async def release(
 ) -> None:
     """Let the next run of the partition start, and wake the parent. ``ended``: the run is not only paused."""
     if "partition" in submitted:
-        await partitions.release(storage, flow, revision, submitted["partition"], flow_id)
+        await partitions.release(storage, flow, submitted["partition"])
     if ended and "parent" in submitted:
         try:
             await report(storage, flow_id, submitted["parent"])

@@ -275,13 +275,13 @@ async def _retry(
                 return False
             index = flow_index(slot.place.flow or "", slot.place.revision or 1)
             partition = table.get("partition")
-            name = index if partition is None else partitions.queue_name(index, partition)
-            await lease.retry(slot, Queue(name, table.get("priority", 0)))
+            queue = Queue(index, table.get("priority", 0))
+            await lease.retry(slot, queue if partition is None else partitions.queue_of(flow._title(), partition))
     except (Busy, LeaseLost):
         # Another process resumes it. The claim is lost if this process was suspended.
         return False
     if partition is not None:
-        await partitions.activate_if_first(storage, name, slot.address)
+        await partitions.promote(storage, flow._title(), partition)
     wake_workers(storage, index)
     return True
 

@@ -1,8 +1,9 @@
 """Partitions of queues: runs of one partition run one after the other, in the order of their queue.
 
-A lock record for each partition names the run that has it. The waiting runs are in a queue of the partition. The first
-of them has a deadline, by which workers find it; the others have none. After the end of a run the next one gets a
-deadline. Workers repair partitions whose next run has none, because a process was killed between two writes.
+A lock record for each partition names the run that has it. The waiting runs are in a queue of the partition, the oldest
+one first. When the partition is free, its oldest run is promoted: the lock names it, and it moves to the end of the
+queue of its flow, with its own priority. So workers take it in turn with all other runs. Workers repair partitions
+whose next run was not promoted, because a process was killed between two writes.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from stepwell.storage.operations import Apply, Get, Guard, check_queue
 if TYPE_CHECKING:
     from stepwell.storage import Storage
 
-__all__ = ["Repairs", "acquire", "activate_if_first", "encode", "following", "queue_name", "release"]
+__all__ = ["Repairs", "acquire", "encode", "following", "promote", "queue_of", "release"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -49,10 +50,10 @@ HOLDS = HOLDING | {"queued"}
 RESUMABLE = frozenset({"paused", "failed", "stuck"})
 #: How often a write is tried again after another writer was faster.
 ATTEMPTS = 10
+#: Seconds after which a promoted run that no worker has started may be damaged.
+OVERDUE = 10.0
 #: The most partitions of a flow that are checked at once.
 AT_ONCE = 200
-#: Seconds after which a waiting run that no worker has started may be damaged.
-OVERDUE = 10.0
 
 
 def encode(partition: str | int) -> str:
@@ -63,94 +64,124 @@ def encode(partition: str | int) -> str:
     return encode_key(partition)
 
 
-def queue_name(index: str, partition: str) -> str:
-    """Return the name of a partition's queue; ``index`` is the index text of a revision of the flow."""
-    name = queue_prefix(index) + partition
-    check_queue(Queue(name))
-    return name
+def queue_of(flow: str, partition: str) -> Queue:
+    """Return the queue in which the runs of a partition wait, of all revisions of the flow."""
+    queue = Queue(_prefix(flow) + partition)
+    check_queue(queue)
+    return queue
 
 
-def queue_prefix(index: str) -> str:
+def _prefix(flow: str) -> str:
     """Return how the names of all queues of partitions of a flow begin."""
     # Names of flows have no "/".
-    return f"{index}/"
+    return f"{flow_index(flow)}/"
 
 
-async def acquire(slot: Slot, flow_id: str, flow: str, revision: int, table: dict[str, Any]) -> None:
+async def acquire(slot: Slot, flow_id: str, flow: str, table: dict[str, Any]) -> None:
     """Give a run its partition. If another run has it or is before it, release the slot and raise ``RunBusy``."""
     storage, partition = slot.storage, table["partition"]
-    queued = table["status"] == "queued"
+    queued, waiting = table["status"] == "queued", queue_of(flow, partition)
     if queued and slot.queue is None:
         # Its delay has ended, so it enters the queue.
-        queue = Queue(queue_name(flow_index(flow, revision), partition), table.get("priority", 0))
-        await slot.commit(keep=True, queue=queue, force=True)
+        await slot.commit(keep=True, queue=waiting, deadline=None, force=True)
     lock = storage.address(PARTITIONS, (flow, partition))
     while True:
         stored: Stored | None = await storage.perform(Get(lock))
         holder = _named(storage, lock, stored)
         if holder == flow_id:
-            # An earlier runner was killed before it could start the run.
+            # It was promoted, or an earlier runner was killed before it could start the run.
             return
         async with _unresumed(storage, holder, partition) as has_it:
             before = has_it
             if before is None and queued:
-                first = await _first_readable(storage, flow, revision, partition, slot.address)
-                if first is None:
+                first = await _readable_of(storage, waiting.name, slot.address)
+                if first is None and slot.queue == waiting:
                     # Another runner has started this run, because the lease here has ended.
                     raise LeaseLost(slot.address.text)
-                before = None if first == slot.address else first
+                before = None if first == slot.address else first or slot.address
             if before is None:
-                seal = storage.seal(lock)
-                change = Change(write=storage.ids(), set=seal.fields({"run": flow_id}), limit=seal.limit)
                 try:
-                    guard = Guard(absent=True) if stored is None else Guard(version=stored.version)
-                    await storage.perform(Apply(lock, change, guard))
+                    await _lock(storage, lock, stored, flow_id)
                 except (RecordExists, VersionChanged):
                     continue
                 return
-        await _step_back(slot, queued)
-        await _activate(storage, before)
+        if queued:
+            await slot.commit(queue=waiting, deadline=None, force=True)
+        await promote(storage, flow, partition)
         raise RunBusy(flow_id, 0.0, partition=partition)
 
 
-async def release(storage: Storage, flow: str, revision: int, partition: str, flow_id: str) -> None:
+async def release(storage: Storage, flow: str, partition: str) -> None:
     """Let the next run of a partition start, after the end of a run. Best effort: workers repair partitions."""
     try:
-        for _ in range(ATTEMPTS):
-            first = await _first(storage, flow, revision, partition)
-            if first is None:
-                break
-            # Written even if it has a deadline: a worker that has taken it too early is about to remove that.
-            if await _activate(storage, first[0], always=True):
-                wake_workers(storage, first[1])
-                return
-        lock = storage.address(PARTITIONS, (flow, partition))
-        stored: Stored | None = await storage.perform(Get(lock))
-        if stored is not None and _named(storage, lock, stored) == flow_id:
-            # If a run has got the partition meanwhile, the version has changed.
-            change = Change(write=storage.ids(), delete=True, forget=True)
-            await storage.perform(Apply(lock, change, Guard(version=stored.version)))
-    except VersionChanged:
-        pass
+        await promote(storage, flow, partition)
     except StepwellError as error:
         logger.warning("the next run of partition %s could not be started yet: %s", partition, error)
 
 
-async def activate_if_first(storage: Storage, name: str, address: Address) -> None:
-    """Give a run of a partition a deadline if it is the first of its queue."""
-    if await storage.queued(RUNS, name, limit=1) == [address]:
-        await _activate(storage, address)
+async def promote(storage: Storage, flow: str, partition: str) -> None:
+    """Put the oldest waiting run of a partition into the queue of its flow, unless another run has the partition."""
+    lock, name = storage.address(PARTITIONS, (flow, partition)), queue_of(flow, partition).name
+    for _ in range(ATTEMPTS):
+        stored: Stored | None = await storage.perform(Get(lock))
+        try:
+            async with _unresumed(storage, _named(storage, lock, stored), partition) as holder:
+                first = holder
+                if first is None:
+                    first = await _readable_of(storage, name)
+                    if first is None:
+                        if stored is not None:
+                            # If a run has got the partition meanwhile, the version has changed.
+                            change = Change(write=storage.ids(), delete=True, forget=True)
+                            await storage.perform(Apply(lock, change, Guard(version=stored.version)))
+                        return
+                    await _lock(storage, lock, stored, str(decode_key(first.key)))
+            if await _enqueue(storage, name, first):
+                return
+        except (RecordExists, VersionChanged):
+            continue
 
 
-async def following(storage: Storage, flow: str, revision: int, flow_id: str) -> str | None:
-    """Return the id of the first waiting run of the partition of a run, or ``None``."""
+async def _lock(storage: Storage, lock: Address, stored: Stored | None, flow_id: str) -> None:
+    """Write the run that has a partition; raise ``RecordExists`` or ``VersionChanged`` if the lock has changed."""
+    seal = storage.seal(lock)
+    change = Change(write=storage.ids(), set=seal.fields({"run": flow_id}), limit=seal.limit)
+    guard = Guard(absent=True) if stored is None else Guard(version=stored.version)
+    await storage.perform(Apply(lock, change, guard))
+
+
+async def _enqueue(storage: Storage, name: str, address: Address) -> bool:
+    """Put the run that has a partition into the queue of its flow; return ``False`` if it is gone."""
+    stored: Stored | None = await storage.perform(Get(address))
+    if stored is None:
+        return False
+    if stored.queue is None or stored.queue.name != name:
+        # It is in that queue, or has started.
+        return True
+    place = await storage.read_place(address, stored)
+    table = table_of(place, address)
+    if table is None:
+        return False
+    index = flow_index(place.flow or "", place.revision or 1)
+    queue = Queue(index, table.get("priority", 0))
+    change = Change(write=storage.ids(), queue=queue, limit=storage.seal(address).limit)
+    await storage.perform(Apply(address, change, Guard(version=stored.version)))
+    wake_workers(storage, index)
+    return True
+
+
+async def following(storage: Storage, flow: str, flow_id: str) -> str | None:
+    """Return the id of the run that has got the partition of a run which has ended, or ``None``."""
     address = storage.address(RUNS, flow_id)
     stored: Stored | None = await storage.perform(Get(address))
     table = None if stored is None else table_of(await storage.read_place(address, stored), address)
     if table is None or "partition" not in table:
         return None
-    first = await _first(storage, flow, revision, table["partition"])
-    return None if first is None else str(decode_key(first[0].key))
+    lock = storage.address(PARTITIONS, (flow, table["partition"]))
+    holder = _named(storage, lock, await storage.perform(Get(lock)))
+    if holder is None or holder == flow_id:
+        return None
+    return holder if await _status(storage, holder, table["partition"]) == "queued" else None
 
 
 class Repairs:
@@ -158,51 +189,18 @@ class Repairs:
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        #: The last queue that was checked, by the prefix of its name.
+        #: The last queue that was checked, by the name of its flow.
         self._last: dict[str, str] = {}
 
-    async def check(self, flow: str, revision: int) -> None:
-        """Check the next partitions of a flow, in all its revisions."""
-        for each in range(1, revision + 1):
-            prefix = queue_prefix(flow_index(flow, each))
-            after = self._last.get(prefix, "")
-            names = await self._storage.queues(RUNS, prefix=prefix, after=after, limit=AT_ONCE)
-            self._last[prefix] = names[-1] if len(names) == AT_ONCE else ""
-            repairs = (_repair(self._storage, flow, name, name.removeprefix(prefix)) for name in names)
-            for problem in await asyncio.gather(*repairs, return_exceptions=True):
-                if isinstance(problem, BaseException):
-                    raise problem
-
-
-async def _repair(storage: Storage, flow: str, name: str, partition: str) -> None:
-    first = await _readable_of(storage, name)
-    stored: Stored | None = None if first is None else await storage.perform(Get(first))
-    if first is None or stored is None or stored.deadline is not None:
-        return
-    lock = storage.address(PARTITIONS, (flow, partition))
-    locked: Stored | None = await storage.perform(Get(lock))
-    holder = _named(storage, lock, locked)
-    before = None if holder is None else await _holder(storage, holder, partition)
-    if before in (None, first):
-        await _activate(storage, first)
-
-
-async def _first(storage: Storage, flow: str, revision: int, partition: str) -> tuple[Address, str] | None:
-    """Return the first waiting run of a partition and its index text; older revisions come first."""
-    for each in range(1, revision + 1):
-        index = flow_index(flow, each)
-        for address in await storage.queued(RUNS, queue_name(index, partition), limit=1):
-            return address, index
-    return None
-
-
-async def _first_readable(storage: Storage, flow: str, revision: int, partition: str, own: Address) -> Address | None:
-    """Return the first waiting run of a partition that is ``own`` or can be read; older revisions come first."""
-    for each in range(1, revision + 1):
-        first = await _readable_of(storage, queue_name(flow_index(flow, each), partition), own)
-        if first is not None:
-            return first
-    return None
+    async def check(self, flow: str) -> None:
+        """Check the next partitions of a flow."""
+        prefix, after = _prefix(flow), self._last.get(flow, "")
+        names = await self._storage.queues(RUNS, prefix=prefix, after=after, limit=AT_ONCE)
+        self._last[flow] = names[-1] if len(names) == AT_ONCE else ""
+        repairs = (promote(self._storage, flow, name.removeprefix(prefix)) for name in names)
+        for problem in await asyncio.gather(*repairs, return_exceptions=True):
+            if isinstance(problem, BaseException):
+                raise problem
 
 
 async def _readable_of(storage: Storage, name: str, own: Address | None = None) -> Address | None:
@@ -224,10 +222,6 @@ async def _is_readable(storage: Storage, address: Address) -> bool:
         return False
     try:
         table_of(await storage.read_place(address, stored), address)
-        overdue = 0.0 if stored.deadline is None else (storage.clock or time.time)() - stored.deadline
-        if overdue > OVERDUE:
-            # Workers do not start it. Its data may be the reason.
-            await open_data(storage.seal(address), stored.fields)
     except StoredDataError:
         return False
     return True
@@ -258,6 +252,10 @@ async def _status(storage: Storage, flow_id: str, partition: str) -> str | None:
         return None
     try:
         table = table_of(await storage.read_place(address, stored), address)
+        waited = (storage.clock or time.time)() - stored.written_at
+        if table is not None and table["status"] == "queued" and waited > OVERDUE:
+            # No worker has started it. Its data may be the reason.
+            await open_data(storage.seal(address), stored.fields)
     except StepwellError as error:
         logger.warning("run %r cannot be read, so it loses its partition: %s", flow_id, error)
         return None
@@ -292,30 +290,3 @@ async def _unresumed(storage: Storage, holder: str | None, partition: str) -> As
                 return
             status = await _status(storage, holder, partition)
         yield address if status in HOLDS else None
-
-
-async def _activate(storage: Storage, address: Address, *, always: bool = False) -> bool:
-    """Give a waiting run a deadline, so that a worker takes it; return whether it is there."""
-    for _ in range(ATTEMPTS):
-        stored: Stored | None = await storage.perform(Get(address))
-        if stored is None or stored.queue is None:
-            return False
-        if stored.deadline is not None and not always:
-            return True
-        try:
-            change = Change(write=storage.ids(), deadline=0.0, limit=storage.seal(address).limit)
-            await storage.perform(Apply(address, change, Guard(version=stored.version)))
-        except VersionChanged:
-            continue
-        return True
-    return False
-
-
-async def _step_back(slot: Slot, queued: bool) -> None:
-    """Release a run that has to wait for its partition."""
-    if queued:
-        try:
-            await slot.commit(deadline=None, force=True, only_version=slot.version)
-        except VersionChanged:
-            # The holder has ended meanwhile and has activated this run.
-            await slot.commit(deadline=0.0, force=True)

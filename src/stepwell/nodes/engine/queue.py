@@ -56,21 +56,14 @@ async def submit(
         table["parent"] = parent.flow_id
         if parent.above:
             table["above"] = [list(each) for each in parent.above]
-    name = index
+    queue: Queue | None = Queue(index, priority)
     if partition is not None:
         table["partition"] = partitions.encode(partition)
-        name = partitions.queue_name(index, table["partition"])
+        queue = partitions.queue_of(title, table["partition"])
     if params:
         table["params"] = True
-    queue: Queue | None = Queue(name, priority)
-    # The first of a partition has a deadline, so that its place among the partitions is that of its activation.
-    deadline, is_first = after, True
     if after is not None:
         queue = None
-    elif partition is not None:
-        await storage.ensure_open()
-        is_first = not await storage.queued(RUNS, name, limit=1)
-        deadline = 0.0 if is_first else None
     seal = storage.seal(slot.address)
     try:
         fields = await seal_data(seal, shared)
@@ -83,7 +76,7 @@ async def submit(
         head=seal.head(Place(title, None, revision if revision > 1 else None, (), (table,))),
         set=fields,
         tags=KEEP if parent is None else (tag_of(parent.flow_id),),
-        deadline=deadline,
+        deadline=after,
         expiry=storage.expiry_of(slot.address),
         parts=parts,
         limit=seal.limit,
@@ -94,9 +87,9 @@ async def submit(
     except RecordExists:
         await _check_same(storage, slot, flow_id, title)
         return flow_id
-    if not is_first:
-        await partitions.activate_if_first(storage, name, slot.address)
-    if after is None:
+    if after is None and partition is not None:
+        await partitions.promote(storage, title, table["partition"])
+    elif after is None:
         wake_workers(storage, index)
     return flow_id
 

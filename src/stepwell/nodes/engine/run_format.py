@@ -24,6 +24,7 @@ __all__ = [
     "Status",
     "end_deadline",
     "flow_index",
+    "flow_indexes",
     "flow_of_index",
     "kind_of_mail",
     "owner_of_part",
@@ -69,6 +70,11 @@ def table_of(place: Place, address: Address) -> dict[str, Any] | None:
     if problem is not None:
         raise CorruptRecord(address.text, "the position of its run", f"has another form ({problem})")
     return table
+
+
+def flow_indexes(flow: str, revision: int) -> list[str]:
+    """Return the index texts of all revisions of a flow up to this one."""
+    return [flow_index(flow, each) for each in range(1, revision + 1)]
 
 
 def submitted_of(table: Mapping[str, Any]) -> dict[str, Any]:

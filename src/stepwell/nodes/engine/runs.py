@@ -225,7 +225,7 @@ async def _continue(
         waits.answer(journal, wait_id, value)
     if "partition" in table and table["status"] not in partitions.HOLDING:
         # Also if it only waits again: a run keeps its partition while it waits.
-        await partitions.acquire(slot, flow_id, journal.flow, flow.revision, table)
+        await partitions.acquire(slot, flow_id, journal.flow, table)
     await _park_again(journal, table["status"], by_worker)
     if by_worker and not suspects.enter(journal):
         raise RunBusy(flow_id, 0.0)
@@ -270,8 +270,7 @@ async def _take(
         journal.cancel = {"reason": f"its parent {table['parent']!r} was cancelled"}
     await _obey(journal, by_worker)
     if "partition" in table:
-        revision = journal.slot.place.revision or 1
-        await partitions.acquire(journal.slot, journal.flow_id, journal.flow, revision, table)
+        await partitions.acquire(journal.slot, journal.flow_id, journal.flow, table)
     await journal.begin(params, journal.keep, queued=True)
     return await execute(new_execution(journal.program, journal.flow_id), journal, params)
 

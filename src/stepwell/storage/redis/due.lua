@@ -1,8 +1,9 @@
 -- Return the keys of one namespace whose deadline has passed, earliest first, in each index.
 --
--- KEYS: "-", indexes of deadlines (d: or f:).
+-- KEYS: "-", indexes of deadlines (d:).
 -- ARGV: now, width, the latest deadline ("": now), the limit, the namespace, and the deadline and key of the last
--- entry of the previous page, or two empty strings. Returns key, deadline, key, deadline for each.
+-- entry of the previous page, or two empty strings; then flows, as in the names of their indexes (f:), or none for all
+-- deadlines. Returns key, deadline, key, deadline for each index: the first ones of each flow.
 
 local before, most, space, last, last_key = ARGV[3], tonumber(ARGV[4]), ARGV[5], ARGV[6], ARGV[7]
 if before == '' then
@@ -20,10 +21,8 @@ local function greater(a, b)
   return #a > #b
 end
 
-local function of(index)
-  local prefix = sub(index, 1, width)
-  local due = {}
-  local offset = 0
+local function add(due, prefix, index)
+  local offset, full = 0, #due + 2 * most
   local lowest = last == '' and '-inf' or last
   repeat
     local found = call('ZRANGEBYSCORE', index, lowest, before, 'WITHSCORES', 'LIMIT', offset, most)
@@ -31,19 +30,26 @@ local function of(index)
       local key, deadline = found[n], found[n + 1]
       if last == '' or tonumber(deadline) > tonumber(last) or greater(key, last_key) then
         local expires = call('HGET', prefix .. 'r:' .. space .. '/' .. key, '$e')
-        if not (expires and tonumber(expires) <= now) and #due < 2 * most then
+        if not (expires and tonumber(expires) <= now) and #due < full then
           due[#due + 1] = key
           due[#due + 1] = deadline
         end
       end
     end
     offset = offset + most
-  until #found < 2 * most or #due >= 2 * most
-  return due
+  until #found < 2 * most or #due >= full
 end
 
 local all = {}
 for n = 2, #KEYS do
-  all[n - 1] = of(KEYS[n])
+  local due, prefix = {}, sub(KEYS[n], 1, width)
+  if ARGV[8] == nil then
+    add(due, prefix, KEYS[n])
+  elseif ARGV[9] == nil or #call('ZRANGEBYSCORE', KEYS[n], '-inf', before, 'LIMIT', 0, 1) > 0 then
+    for each = 8, #ARGV do
+      add(due, prefix, prefix .. 'f:' .. space .. '/' .. ARGV[each])
+    end
+  end
+  all[n - 1] = due
 end
 return all

@@ -25,6 +25,7 @@ from stepwell.storage.redis.wire import (
     begins,
     decode_address,
     decode_space,
+    flow_part,
     paired,
     space_of,
     stored,
@@ -120,30 +121,36 @@ class RedisListing:
         before: float | None,
         limit: int,
         after: Due | None,
-        flow: str | Any_ | None,
+        flow: str | Any_ | Sequence[str] | None,
     ) -> list[Due]:
         """Return the records whose deadline has passed."""
         space, keys = space_of(namespace), self._keys
         latest = "" if before is None else repr(float(before))
         last = ("", "") if after is None else (repr(after.deadline), after.address.key)
         if isinstance(flow, Any_):
-            indexes = [(tag, keys.deadlines(tag, space)) for tag in range(TAGS)]
+            flows = []
         else:
-            indexes = [(tag, keys.flow_deadlines(tag, space, flow)) for tag in range(TAGS)]
+            flows = [flow_part(each) for each in ((flow,) if flow is None or isinstance(flow, str) else flow)]
+            if not flows:
+                return []
+        indexes = [(tag, keys.deadlines(tag, space)) for tag in range(TAGS)]
 
         async def ask(indexes: Sequence[tuple[int, str]], most: int) -> list[list[tuple[float, str]]]:
-            replies = await self._ask_same(_DUE, indexes, (latest, str(most), space, *last))
-            return [list(zip(map(float, reply[1::2]), reply[::2], strict=True)) for reply in replies]
+            replies = await self._ask_same(_DUE, indexes, (latest, str(most), space, *last, *dict.fromkeys(flows)))
+            pairs = [zip(map(float, reply[1::2]), reply[::2], strict=True) for reply in replies]
+            return [sorted(each)[:most] for each in pairs]
 
         found = await _first_of(ask, indexes, limit)
         return [Due(Address(namespace, key), deadline) for deadline, key in found]
 
-    async def queued(self, namespace: str, name: str, limit: int) -> list[Address]:
-        """Return the first records of a queue."""
+    async def queued(self, namespace: str, name: str | Sequence[str], limit: int) -> list[Address]:
+        """Return the first records of a queue, or of several together."""
         space = space_of(namespace)
+        names = (name,) if isinstance(name, str) else tuple(dict.fromkeys(name))
 
         async def ask(indexes: Sequence[tuple[int, str]], most: int) -> list[list[str]]:
-            return await self._ask_same(_QUEUED, indexes, (name, str(most), space))
+            replies = await self._ask_same(_QUEUED, indexes, (str(most), space, *names))
+            return [sorted(reply)[:most] for reply in replies]
 
         entries = await _first_of(ask, [(tag, self._keys.queues(tag, space)) for tag in range(TAGS)], limit)
         return [Address(namespace, key_of(entry)) for entry in entries]

@@ -525,12 +525,12 @@ class RedisStorage(Storage):
         before: float | None = None,
         limit: int = 100,
         after: Due | None = None,
-        flow: str | Any_ | None = ANY,
+        flow: str | Any_ | Sequence[str] | None = ANY,
     ) -> list[Due]:
         await self._opened()
         return await self._listing.due(namespace, before=before, limit=limit, after=after, flow=flow)
 
-    async def queued(self, namespace: str, name: str, *, limit: int = 100) -> list[Address]:
+    async def queued(self, namespace: str, name: str | Sequence[str], *, limit: int = 100) -> list[Address]:
         await self._opened()
         return await self._listing.queued(namespace, name, limit)
 

@@ -34,6 +34,7 @@ __all__ = [
     "begins",
     "decode_address",
     "decode_space",
+    "flow_part",
     "paired",
     "refusal",
     "result",
@@ -76,10 +77,6 @@ class Keys:
     def deadlines(self, tag: int, space: str) -> str:
         """Return the index of deadlines of a namespace."""
         return f"{self.prefixes[tag]}d:{space}"
-
-    def flow_deadlines(self, tag: int, space: str, flow: str | None) -> str:
-        """Return the index of deadlines of one flow, or of the records without a flow."""
-        return f"{self.prefixes[tag]}f:{space}/-" if flow is None else f"{self.prefixes[tag]}f:{space}/={flow}"
 
     def queues(self, tag: int, space: str) -> str:
         """Return the index of queues of a namespace."""
@@ -210,6 +207,11 @@ def _apply(apply: Apply) -> list[Argument]:
             row += ("l", argument)
     row[1] = len(row) - 2
     return row
+
+
+def flow_part(flow: str | None) -> str:
+    """Return a flow, or ``None``, as it is in the name of its index of deadlines."""
+    return "-" if flow is None else f"={flow}"
 
 
 def begins(tag: str | None) -> str:

@@ -191,7 +191,11 @@ class SealedStorage(Storage):
 
     def _hidden(self, kind: str, namespace: str, name: Any) -> Any:
         """Return the name that the inner storage has in its index."""
-        return name if self._names is None or type(name) is not str else self._names.hide(kind, namespace, name)
+        if self._names is None or name is None or isinstance(name, Any_):
+            return name
+        if not isinstance(name, str):
+            return [self._names.hide(kind, namespace, each) for each in name]
+        return self._names.hide(kind, namespace, name)
 
     def _revealed(self, kind: str, namespace: str, name: str | None) -> str | None:
         return name if self._names is None or name is None else self._names.reveal(kind, namespace, name)
@@ -229,13 +233,13 @@ class SealedStorage(Storage):
         before: float | None = None,
         limit: int = 100,
         after: Due | None = None,
-        flow: str | Any_ | None = ANY,
+        flow: str | Any_ | Sequence[str] | None = ANY,
     ) -> list[Due]:
         inner = await self._opened()
         hidden = self._hidden("flow", namespace, flow)
         return await inner.due(namespace, before=before, limit=limit, after=after, flow=hidden)
 
-    async def queued(self, namespace: str, name: str, *, limit: int = 100) -> list[Address]:
+    async def queued(self, namespace: str, name: str | Sequence[str], *, limit: int = 100) -> list[Address]:
         inner = await self._opened()
         return await inner.queued(namespace, self._hidden("queue", namespace, name), limit=limit)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from stepwell.record import Address
@@ -90,7 +91,12 @@ class Listing:
         ]
 
     def due(
-        self, namespace: str, before: float | None, limit: int, after: Due | None, flow: str | Any_ | None
+        self,
+        namespace: str,
+        before: float | None,
+        limit: int,
+        after: Due | None,
+        flow: str | Any_ | Sequence[str] | None,
     ) -> list[Due]:
         """Return the deadlines that have passed, earliest first."""
         now = self._clock()
@@ -101,13 +107,23 @@ class Listing:
             "after_key": "" if after is None else after.address.key,
             "now": now,
             "limit": limit,
-            "flow": None if isinstance(flow, Any_) else flow,
+            "flow": None,
         }
-        found = self._rows.read(QUERIES["due" if isinstance(flow, Any_) else "due_of_flow"], bindings)
+        query = "due_of_flow"
+        if isinstance(flow, Any_):
+            query = "due"
+        elif flow is not None and not isinstance(flow, str):
+            query, bindings["flow"] = "due_of_flows", json.dumps(list(dict.fromkeys(flow)))
+        else:
+            bindings["flow"] = flow
+        found = self._rows.read(QUERIES[query], bindings)
         return [Due(Address(namespace, key), deadline) for key, deadline in found]
 
-    def queued(self, namespace: str, name: str, limit: int) -> list[Address]:
-        """Return the first records of a queue."""
+    def queued(self, namespace: str, name: str | Sequence[str], limit: int) -> list[Address]:
+        """Return the first records of a queue, or of several together."""
+        if not isinstance(name, str):
+            several = (namespace, json.dumps(list(dict.fromkeys(name))), self._clock(), limit)
+            return [Address(namespace, key) for (key,) in self._rows.read(QUERIES["queued_of_several"], several)]
         bindings = (namespace, f"{name}\n", f"{name}{END}", self._clock(), limit)
         return [Address(namespace, key) for (key,) in self._rows.read(QUERIES["queued"], bindings)]
 

@@ -302,11 +302,11 @@ class SQLiteStorage(Storage):
         before: float | None = None,
         limit: int = 100,
         after: Due | None = None,
-        flow: str | Any_ | None = ANY,
+        flow: str | Any_ | Sequence[str] | None = ANY,
     ) -> list[Due]:
         return await self._list(Listing.due, namespace, before, limit, after, flow)
 
-    async def queued(self, namespace: str, name: str, *, limit: int = 100) -> list[Address]:
+    async def queued(self, namespace: str, name: str | Sequence[str], *, limit: int = 100) -> list[Address]:
         return await self._list(Listing.queued, namespace, name, limit)
 
     async def queues(self, namespace: str, *, prefix: str = "", after: str = "", limit: int = 100) -> list[str]:

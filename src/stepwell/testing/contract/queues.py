@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -87,6 +88,31 @@ class QueuePromises(Suite):
         assert await self._queued(storage) == []
         assert (await found(storage, 1)).queue is None
         assert await storage.queues(BOT) == ["other"]
+
+    async def test_several_queues_are_read_together_by_priority_then_time_then_key(
+        self, storage: Storage, clock: Clock
+    ) -> None:
+        for key, (name, priority) in enumerate((("q", 0), ("a", 5), ("日本", 0), ("q", 9), ("other", 9), ("a", 0))):
+            await apply(storage, key, data={}, queue=Queue(name, priority))
+            clock.advance(1)
+        for key in (8, 7):
+            await apply(storage, key, data={}, queue=Queue("q" if key == 8 else "a", -1))
+        names = ["a", "none", "q", "日本", "a"]
+        assert await self._queued(storage, names) == [3, 1, 0, 2, 5, 7, 8]
+        assert await self._queued(storage, names, limit=3) == [3, 1, 0]
+        assert await self._queued(storage, ["q"]) == [3, 0, 8]
+        assert await self._queued(storage, []) == []
+
+    async def test_the_deadlines_of_several_flows_are_read_together(self, storage: Storage) -> None:
+        for key, flow in enumerate(("f", "g", "f", "日本", "other")):
+            await apply(storage, key, data={}, head=(flow, "s"), deadline=-10.0 + key)
+        flows = ["f", "none", "g", "日本", "f"]
+        found = await storage.due(BOT, flow=flows)
+        assert [entry.address for entry in found] == [storage.address(BOT, key) for key in range(4)]
+        assert await storage.due(BOT, flow=flows, limit=2) == found[:2]
+        assert await storage.due(BOT, flow=flows, limit=2, after=found[1]) == found[2:]
+        assert await storage.due(BOT, flow=["f"]) == [found[0], found[2]]
+        assert await storage.due(BOT, flow=[]) == []
 
     async def test_the_holder_of_a_record_keeps_and_removes_its_queue(self, storage: Storage) -> None:
         await apply(storage, data={}, queue=Queue("q", 1))
@@ -242,7 +268,7 @@ class QueuePromises(Suite):
                 except TimeoutError:
                     continue
 
-    async def _queued(self, storage: Storage, name: str = "q", limit: int = 100) -> list[Any]:
+    async def _queued(self, storage: Storage, name: str | Sequence[str] = "q", limit: int = 100) -> list[Any]:
         addresses = await storage.queued(BOT, name, limit=limit)
         by_address = {storage.address(BOT, key): key for key in (*range(20), KEY)}
         return [by_address[address] for address in addresses]
