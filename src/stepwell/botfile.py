@@ -10,6 +10,7 @@ import inspect
 import os
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -21,6 +22,7 @@ from stepwell.fsm.hooks import takes
 from stepwell.nodes import NodeFlow, worker
 from stepwell.nodes.engine.options import storage_of
 from stepwell.storage import Storage
+from stepwell.storage.starting import when_available
 from stepwell.storage.state_storage import is_configured
 from stepwell.storage.urls import as_storage
 
@@ -107,13 +109,16 @@ def workers_of(router: Router, names: Mapping[str, Any]) -> list[worker]:
 
 
 @contextlib.asynccontextmanager
-async def started(workers: list[worker]) -> AsyncIterator[None]:
-    """Start the workers, and stop them at the end. Storages that were not open are closed."""
+async def started(workers: list[worker], *, wait_for_storage: bool = True) -> AsyncIterator[None]:
+    """Start the workers, and stop them at the end. Storages that were not open are closed.
+
+    ``wait_for_storage``: wait for a storage that is away.
+    """
     async with contextlib.AsyncExitStack() as stack:
         for each in workers:
             if not each.storage.is_open:
                 stack.push_async_callback(each.storage.close)
-            await stack.enter_async_context(each)
+            await when_available(partial(stack.enter_async_context, each), each.storage, wait=wait_for_storage)
         yield
 
 

@@ -145,8 +145,9 @@ def _start(options: argparse.Namespace, arguments: Sequence[str]) -> int:
                 port=options.port,
                 workers=options.workers or 1,
                 runs=options.runs,
+                wait=options.wait,
             )
-        return run.run(options.file, storage=options.storage, api=options.api, runs=options.runs)
+        return run.run(options.file, storage=options.storage, api=options.api, runs=options.runs, wait=options.wait)
     return play.run(
         options.file,
         storage=options.storage,
@@ -222,6 +223,12 @@ def _parser(*, operator: bool = True) -> _Parser:
         dest="runs",
         action="store_false",
         help="do not run the runs that handlers submit; workers in other processes do",
+    )
+    run_command.add_argument(
+        "--no-wait",
+        dest="wait",
+        action="store_false",
+        help="end with an error if the storage is away at the start, instead of waiting for it",
     )
     run_command.add_argument(
         "--webhook",

@@ -22,6 +22,7 @@ from stepwell.cli.console import tell
 from stepwell.errors import UsageError
 from stepwell.fsm import Router
 from stepwell.nodes import worker
+from stepwell.storage.starting import when_available
 
 __all__ = ["find_workers", "reload", "run", "run_webhook", "set_up_logging", "webhook_secret"]
 
@@ -32,10 +33,10 @@ PORT = 8080
 CHECK_EVERY = 0.3
 
 
-def run(file: str, *, storage: str | None, api: str | None, runs: bool) -> int:
+def run(file: str, *, storage: str | None, api: str | None, runs: bool, wait: bool) -> int:
     """Run the bot by polling until SIGTERM or Ctrl-C, and return the exit code.
 
-    ``runs``: also run the runs that its handlers submit.
+    ``runs``: also run the runs that its handlers submit. ``wait``: wait for a storage that is away at the start.
     """
     # Imported here because only these commands need the bot extra.
     from stepwell.telegram import find_token, run_polling
@@ -51,9 +52,9 @@ def run(file: str, *, storage: str | None, api: str | None, runs: bool) -> int:
     api = api or os.environ.get("BOT_API") or TELEGRAM
 
     async def poll() -> None:
-        async with started(workers):
+        async with started(workers, wait_for_storage=wait):
             on_start = partial(_tell_started, router, workers, "is running")
-            await run_polling(router, token, api=api, on_start=on_start)
+            await run_polling(router, token, api=api, on_start=on_start, wait_for_storage=wait)
 
     collect_less_often()
     asyncio.run(poll())
@@ -62,7 +63,16 @@ def run(file: str, *, storage: str | None, api: str | None, runs: bool) -> int:
 
 
 def run_webhook(
-    file: str, *, storage: str | None, api: str | None, url: str, host: str, port: int | None, workers: int, runs: bool
+    file: str,
+    *,
+    storage: str | None,
+    api: str | None,
+    url: str,
+    host: str,
+    port: int | None,
+    workers: int,
+    runs: bool,
+    wait: bool,
 ) -> int:
     """Register the webhook, and serve it until SIGTERM or Ctrl-C. uvicorn replaces this process."""
     from stepwell.telegram import BotClient, find_token
@@ -83,13 +93,16 @@ def run_webhook(
         # uvicorn listens again: this reports a taken port before the address is registered, and chooses a free one.
         port = server.getsockname()[1]
 
+    async def prepare() -> None:
+        async with fsm.storage:
+            await fsm.prepare()
+
     async def register() -> dict[str, Any]:
         async with BotClient(token, api=api) as client:
             me: dict[str, Any] = await client.call("getMe")
             # The workers open it only after uvicorn has started, and their errors do not end this command.
             fsm.expect_ticks()
-            async with fsm.storage:
-                await fsm.prepare()
+            await when_available(prepare, fsm.storage, wait=wait)
             kinds = router.allowed_updates
             await client.call("setWebhook", url=url, secret_token=webhook_secret(token), allowed_updates=kinds)
             return me
@@ -105,6 +118,7 @@ def run_webhook(
         "BOT_API": api,
         **({"STEPWELL_STORAGE": storage} if storage else {}),
         **({} if runs else {"STEPWELL_NO_RUNS": "1"}),
+        **({} if wait else {"STEPWELL_NO_WAIT": "1"}),
     }
     arguments = [
         "stepwell.cli.webhook_app", "stepwell.cli.webhook_app:make_app", "--factory", "--lifespan", "on",

@@ -23,16 +23,17 @@ __all__ = ["App", "main", "make_app"]
 class App:
     """The webhook of a bot, and the workers for the runs that its handlers submit."""
 
-    def __init__(self, webhook: Webhook, workers: list[worker]) -> None:
+    def __init__(self, webhook: Webhook, workers: list[worker], *, wait_for_storage: bool = True) -> None:
         self._webhook = webhook
         self._workers = workers
+        self._waits = wait_for_storage
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan":
             await self._webhook(scope, receive, send)
             return
         # It lasts until the server stops.
-        async with started(self._workers):
+        async with started(self._workers, wait_for_storage=self._waits):
             await self._webhook(scope, receive, send)
 
 
@@ -52,7 +53,11 @@ def make_app() -> App:
     router = load_router(path, os.environ.get("STEPWELL_STORAGE"))
     workers = [] if "STEPWELL_NO_RUNS" in os.environ else find_workers(path, router)
     token = find_token()
-    return App(webhook(router, secret_token=webhook_secret(token), token=token, api=os.environ["BOT_API"]), workers)
+    wait = "STEPWELL_NO_WAIT" not in os.environ
+    app = webhook(
+        router, secret_token=webhook_secret(token), token=token, api=os.environ["BOT_API"], wait_for_storage=wait
+    )
+    return App(app, workers, wait_for_storage=wait)
 
 
 def _stop_with_parent() -> None:

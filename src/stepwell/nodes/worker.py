@@ -8,6 +8,7 @@ import inspect
 import logging
 import signal
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from stepwell.codec import decode_key
@@ -36,6 +37,7 @@ from stepwell.nodes.schedule import Schedule
 from stepwell.record import RUNS, Address
 from stepwell.storage.poller import poll
 from stepwell.storage.presence import Presence
+from stepwell.storage.starting import when_available
 from stepwell.storage.state_storage import is_configured
 
 if TYPE_CHECKING:
@@ -169,8 +171,11 @@ class RunWorker:
             stack.push_async_callback(self._ticker.stop)
             stack.push_async_callback(self._presence.stop)
 
-    async def run(self) -> None:
+    async def run(self, *, wait_for_storage: bool = True) -> None:
         """Work until SIGTERM or Ctrl-C, then stop as at the end of ``async with``.
+
+        If the storage is away at the start, log it and wait; with ``wait_for_storage=False``, raise its error, as
+        ``async with`` does.
 
         The stop waits for nodes that suppress their cancellation, and for threads. A second SIGTERM, or a third Ctrl-C,
         ends the process without waiting.
@@ -178,7 +183,8 @@ class RunWorker:
         loop = asyncio.get_running_loop()
         stopped = asyncio.Event()
         handled: list[signal.Signals] = []
-        async with self:
+        async with contextlib.AsyncExitStack() as stack:
+            await when_available(partial(stack.enter_async_context, self), self._storage, wait=wait_for_storage)
             try:
                 # Outside the main thread, or on Windows, Ctrl-C cancels the task instead.
                 with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):

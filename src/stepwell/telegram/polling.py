@@ -8,11 +8,13 @@ import gc
 import logging
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from stepwell.errors import InsideLoop, InvalidOption
-from stepwell.fsm import Router
+from stepwell.fsm import FSM, Router
 from stepwell.fsm.update import ON_REQUEST
+from stepwell.storage.starting import when_available
 from stepwell.telegram.client import TELEGRAM, BotClient
 from stepwell.telegram.limits import SendLimits
 from stepwell.telegram.outcome import sender_for_timers
@@ -40,6 +42,7 @@ async def run_polling(
     allowed_updates: Sequence[str] | None = None,
     in_flight: int = 10_000,
     on_start: Callable[[dict[str, Any]], Any] | None = None,
+    wait_for_storage: bool = True,
 ) -> None:
     """Run a bot by long polling until SIGTERM or Ctrl-C::
 
@@ -54,6 +57,7 @@ async def run_polling(
     ``on_send_error(call, error)``: called for a call that Telegram refused permanently.
     ``allowed_updates``: the kinds of update to request; by default ``router.allowed_updates``.
     ``on_start(me)``: called with the bot's user before the first request for updates.
+    ``wait_for_storage``: if the storage is away at the start, log it and wait; with ``False``, raise its error.
 
     A signal lets running handlers finish; a second one cancels them, and their updates are handled after the next
     start. Raises ``BotApiError`` if the token is not valid, and ``UsageError`` if another process polls or a webhook is
@@ -69,15 +73,25 @@ async def run_polling(
     try:
         poller = Poller(router, client, Sender(client, on_send_error=on_send_error), allowed, in_flight)
         me = await client.call("getMe")
-        with sender_for_timers(router, poller.sender), poller.holding_timers():
-            async with router.fsm:
-                with _signals(poller):
-                    if on_start is not None:
-                        on_start(me)
-                    await poller.run()
+        async with contextlib.AsyncExitStack() as stack:
+            stack.enter_context(sender_for_timers(router, poller.sender))
+            entered = partial(_enter, stack, router.fsm, poller)
+            await when_available(entered, router.fsm.storage, wait=wait_for_storage)
+            with _signals(poller):
+                if on_start is not None:
+                    on_start(me)
+                await poller.run()
     finally:
         if own:
             await client.close()
+
+
+async def _enter(stack: contextlib.AsyncExitStack, fsm: FSM, poller: Poller) -> None:
+    """Enter a machine whose timers the poller holds. If it fails, it can be repeated."""
+    async with contextlib.AsyncExitStack() as entered:
+        entered.enter_context(poller.holding_timers())
+        await entered.enter_async_context(fsm)
+        stack.push_async_exit(entered.pop_all())
 
 
 def run_polling_sync(router: Router, token: str | None = None, **options: Any) -> None:

@@ -9,11 +9,13 @@ import json
 import logging
 import re
 from collections.abc import Awaitable, Callable, MutableMapping
+from functools import partial
 from hashlib import blake2b
 from typing import Any, TypeAlias
 
 from stepwell.errors import InvalidOption, OutcomeUnknown, StepwellError, StorageError
 from stepwell.fsm import Router, Update
+from stepwell.storage.starting import when_available
 from stepwell.telegram.client import TELEGRAM, BotClient
 from stepwell.telegram.limits import SendLimits
 from stepwell.telegram.outcome import TEMPORARY, Unfinished, chat_of, log_of_outages, sender_for_timers
@@ -50,6 +52,7 @@ def webhook(
     limits: SendLimits | None = SendLimits(),  # noqa: B008 - frozen
     on_send_error: OnSendError | None = None,
     max_body: int = MAX_BODY,
+    wait_for_storage: bool = True,
 ) -> Webhook:
     """Return an ASGI application for a bot's webhook::
 
@@ -65,7 +68,8 @@ def webhook(
     503, those that wait for it get 503 too, and are not handled.
 
     ASGI's lifespan opens the machine and the client; where the server does not pass it on (a mounted application),
-    use ``async with app:``. Without ``token`` it is read as by ``run_polling``. Pass ``router.allowed_updates`` to
+    use ``async with app:``. If the storage is away then, they log it and wait for it; with ``wait_for_storage=False``
+    they raise its error. Without ``token`` it is read as by ``run_polling``. Pass ``router.allowed_updates`` to
     setWebhook if handlers wait for reactions or members.
     """
     if not isinstance(router, Router) or router.fsm is None:
@@ -74,7 +78,14 @@ def webhook(
         raise InvalidOption("secret_token must be 1 to 256 characters of A-Z, a-z, 0-9, _ and -")
     own = client is None
     client = client or BotClient(token or find_token(), api=api, limits=limits, patience=PATIENCE)
-    return Webhook(router, Sender(client, on_send_error=on_send_error), client if own else None, secret_token, max_body)
+    return Webhook(
+        router,
+        Sender(client, on_send_error=on_send_error),
+        client if own else None,
+        secret_token,
+        max_body=max_body,
+        wait_for_storage=wait_for_storage,
+    )
 
 
 class _Delivery:
@@ -96,7 +107,14 @@ class Webhook:
     """The ASGI application that ``webhook`` returns."""
 
     def __init__(
-        self, router: Router, sender: Sender, client: BotClient | None, secret_token: str, max_body: int
+        self,
+        router: Router,
+        sender: Sender,
+        client: BotClient | None,
+        secret_token: str,
+        *,
+        max_body: int,
+        wait_for_storage: bool,
     ) -> None:
         self.router: Router = router
         self.sender: Sender = sender
@@ -104,6 +122,7 @@ class Webhook:
         self._client = client
         self._secret = secret_token.encode()
         self._max_body = max_body
+        self._waits = wait_for_storage
         self._stack: contextlib.AsyncExitStack | None = None
         #: Deliveries by the hash of their content. Telegram repeats a slow delivery, and one whose response was lost.
         self._deliveries: dict[bytes, _Delivery] = {}
@@ -119,7 +138,8 @@ class Webhook:
             if self._client is not None:
                 await stack.enter_async_context(self._client)
             stack.enter_context(sender_for_timers(self.router, self.sender))
-            await stack.enter_async_context(self.router.fsm)
+            entered = partial(stack.enter_async_context, self.router.fsm)
+            await when_available(entered, self.router.fsm.storage, wait=self._waits)
             self._stack = stack.pop_all()
         return self
 

@@ -107,8 +107,10 @@ class SQLiteFile:
             self._prepare()
             self.reader: Connection = self.writer if self.memory else self.new_reader()
         except apsw.Error as error:
+            # It reads the error of the system from the open connection.
+            problem = self.problem(error)
             self.writer.close()
-            raise self.problem(error) from error
+            raise problem from error
         except BaseException:
             self.writer.close()
             raise
