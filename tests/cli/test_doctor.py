@@ -94,7 +94,7 @@ async def test_planted_faults_are_found_on_each_storage(
     assert "2 records of 'shop' are in order/address, which the code does not declare" in warnings
     assert "2 timers of 'shop' are overdue, the first for 30" in warnings
     assert "; no process of the bot was seen -> start the bot" in warnings
-    assert "1 runs are failed, the first is bad at node stock: RuntimeError: no stock" in warnings
+    assert "1 run is failed, the first is bad at node stock: RuntimeError: no stock" in warnings
     assert "runs wait for a worker, waits of the flow 'order' for 36" in warnings
     assert "; no worker of this flow was seen -> start a worker" in warnings
 
@@ -125,7 +125,7 @@ async def test_records_of_an_earlier_revision_are_to_be_migrated(
     async with open_storage(url) as storage:
         await storage.set_state("shop", 42, State("order", "address", {}))
     warnings = found(await command("doctor", str(file), "--json"), "warn")
-    assert "1 records of 'shop' are in order/address, which the code does not declare" in warnings
+    assert "1 record of 'shop' is in order/address, which the code does not declare" in warnings
     assert "stepwell migrate converts all now" in warnings
     assert "add migrate()" not in warnings
     assert (await command("migrate", str(file), "--yes")).code == 0
@@ -143,9 +143,9 @@ async def test_processes_that_run_are_counted(
         while not await processes(storage, limit=10):
             await asyncio.sleep(0.01)
         done = await command("doctor", "--json")
-    assert "1 processes of bots and workers were seen" in found(done, "ok")
+    assert "1 process of bots and workers was seen" in found(done, "ok")
     assert "2 timers of 'shop' are overdue" in found(done, "warn")
-    assert "; 1 processes of the bot were seen -> look for errors of on_timeout" in found(done, "warn")
+    assert "; 1 process of the bot was seen -> look for errors of on_timeout" in found(done, "warn")
 
 
 @pytest.mark.every_backend
@@ -164,10 +164,10 @@ async def test_damaged_records_and_long_leases_are_found_on_each_storage(
         await storage.perform(Claim(storage.address("shop", (3, 3)), "t", 60.0))
         done = await command("doctor", "--json")
     assert "records" in failures(done)
-    assert "1 of 1 records of 'shop' cannot be read, the first is (1,1) -> stepwell ls shop --damaged" in found(
+    assert "1 of 1 record of 'shop' cannot be read, the first is (1,1) -> stepwell ls shop --damaged" in found(
         done, "fail"
     )
-    assert "1 copies of damaged records are in quarantine" in found(done, "warn")
+    assert "1 copy of a damaged record is in quarantine" in found(done, "warn")
     assert "shop (2,2) is held for 3" in found(done, "warn")
 
 

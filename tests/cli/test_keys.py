@@ -115,12 +115,12 @@ async def test_doctor_names_the_missing_key_and_does_not_advise_to_clear_records
     intact = "the records are intact: add the key to STEPWELL_KEYS"
     assert await failures(url) == [
         ("encryption", f"2 of 2 records of 'shop' {need}, the first is shop/42", intact),
-        ("encryption", f'1 of 1 runs {need}, the first is "runs"/"asks"', intact),
+        ("encryption", f'1 of 1 run {need}, the first is "runs"/"asks"', intact),
     ]
     found = await failures(plain)
     assert [what for _, what, _ in found] == [
         f"2 of 2 records of 'shop' {need}, and the storage was opened without keys, the first is shop/42",
-        f'1 of 1 runs {need}, and the storage was opened without keys, the first is "runs"/"asks"',
+        f'1 of 1 run {need}, and the storage was opened without keys, the first is "runs"/"asks"',
     ]
     assert "write sealed+ before its URL" in found[0][2]
     monkeypatch.setenv("STEPWELL_KEYS", key)

@@ -107,7 +107,7 @@ async def test_conversations_in_a_removed_state_are_found_and_moved(
         (2, "run invoice-7 has lost its runner 2 times at node render", "its runner died 2 times at this node"),
         (
             4,
-            "1 runs are stuck, the first is invoice-7 at node render: its runner died 4 times",
+            "1 run is stuck, the first is invoice-7 at node render: its runner died 4 times",
             "its runner died 4 tim",
         ),
     ],

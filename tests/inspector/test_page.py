@@ -66,7 +66,7 @@ async def test_a_search_shows_hits_as_it_finds_them_and_can_be_stopped(
 
     await visit.page.route("**/api/records?*after=*", hold)
     await visit.open("records?bot=shop&field=to.city%3DRome")
-    await expect(visit.page.get_by_text("Searching: 1 found in 1 records.")).to_be_visible()
+    await expect(visit.page.get_by_text("Searching: 1 found in 1 record.")).to_be_visible()
     await expect(visit.page.get_by_role("link", name="(42,42)")).to_be_visible()
     await visit.press("Stop")
     held.set()

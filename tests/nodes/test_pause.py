@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from stepwell import MemoryStorage, Storage
+from stepwell._counted import counted
 from stepwell.errors import (
     FlowChanged,
     InvalidOption,
@@ -401,7 +402,7 @@ async def test_an_outage_of_the_storage_is_no_death_of_the_runner(
             # Another process has run it meanwhile, and has died.
             async with lease.hold(storage, "r", wait=5) as slot:
                 await slot.commit(force=True, deadline=None)
-            with pytest.raises(RunStuck, match="died 1 times"):
+            with pytest.raises(RunStuck, match="died 1 time at"):
                 await flow.resume("r")
         else:
             await flow.resume("r")
@@ -478,10 +479,11 @@ async def test_a_run_whose_runner_dies_too_often_is_stuck(
     await asyncio.gather(running, return_exceptions=True)
     for _ in range(most):
         await take_over(storage, flow)
-    with pytest.raises(RunStuck, match=f"its runner died {most + 1} times at node 'gate'"):
+    times = counted(most + 1, "time")
+    with pytest.raises(RunStuck, match=f"its runner died {times} at node 'gate'"):
         await take_over(storage, flow)
     run = await flow.status("r")
-    assert (run.status, run.reason) == ("stuck", f"its runner died {most + 1} times at node 'gate'")
+    assert (run.status, run.reason) == ("stuck", f"its runner died {times} at node 'gate'")
     assert await storage.due(RUNS, before=1e12) == []
     # A call of resume() tries it again, and deaths count from the start.
     monkeypatch.setattr(durable_execution, "_interrupt", interrupt)

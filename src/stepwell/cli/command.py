@@ -23,6 +23,7 @@ from stepwell.storage.sqlite import SQLiteStorage
 from stepwell.storage.urls import open_storage
 
 __all__ = [
+    "PATIENCE",
     "Commands",
     "Work",
     "add_command",

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
+from stepwell._counted import counted
 from stepwell.cli import signals
 from stepwell.cli.command import Commands, add_command, add_yes, confirmed, storage_at
 from stepwell.cli.output import cell, note, report
@@ -46,7 +47,7 @@ def add(commands: Commands) -> None:
         "--delete-extra",
         action="store_true",
         help="delete records of the target that the source does not have, such as those of users who were forgotten "
-        "since an earlier copy; without --bot, those of other bots too",
+        "there since an earlier copy; without --bot, those of other bots too",
     )
     copy.add_argument("--no-verify", action="store_true", help="do not read all records again to compare them")
     add_yes(copy)
@@ -103,9 +104,9 @@ async def _dry_run(options: argparse.Namespace, source: Storage, names: list[str
                 result["removed"] = await count_extra(source, target, names)
     if not options.json:
         for name, count in found.items():
-            print(f"{cell(name)}: {count} records")
+            print(f"{cell(name)}: {counted(count, 'record')}")
         if options.delete_extra:
-            print(f"to delete in the target: {result['removed']} records")
+            print(f"to delete in the target: {counted(result['removed'], 'record')}")
     return report(options, result, "nothing was copied (dry run)")
 
 
@@ -148,7 +149,7 @@ async def _logged_copy(
         raise
     finally:
         if so_far is not None and (not ended or so_far.written or so_far.removed):
-            what = f"copied {so_far.written} records from {source.location} to {target.location}"
+            what = f"copied {counted(so_far.written, 'record')} from {source.location} to {target.location}"
             removed = f" and deleted {so_far.removed} there" if so_far.removed else ""
             log_write(user_name(), f"{what}{removed}{ended}")
 
@@ -171,13 +172,14 @@ def _report(options: argparse.Namespace, copied: Copied) -> int:
         for each in result["damaged"]:
             note(f"damaged, copied unchanged: {cell(each)}")
         if copied.changed:
-            note(f"{copied.changed} records changed in the source after they were copied; copy again to copy them too")
+            note(f"{counted(copied.changed, 'record')} changed in the source meanwhile; copy again to copy the changes")
         if copied.extra:
+            extra = counted(copied.extra, "record of the target is", "records of the target are")
             note(
-                f"{copied.extra} records of the target are not in the source: they were deleted there since an earlier "
-                "copy, or come from elsewhere; --delete-extra deletes them"
+                f"{extra} not in the source: deleted there since an earlier copy, or from elsewhere; --delete-extra "
+                "deletes what is not in the source"
             )
-    return report(options, {"copied": True, **result}, f"copied {copied.written} records, {', '.join(told)}")
+    return report(options, {"copied": True, **result}, f"copied {counted(copied.written, 'record')}, {', '.join(told)}")
 
 
 def _shown(namespace: str) -> str:

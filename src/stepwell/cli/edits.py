@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
 
+from stepwell._counted import counted
 from stepwell.cli.arguments import duration, positive, stored_assignment
 from stepwell.cli.command import (
     Commands,
@@ -269,13 +270,13 @@ def _forget(options: argparse.Namespace) -> int:
                 found[bot] = [each.key for each in addresses]
         if not options.json:
             for bot, keys in found.items():
-                print(f"{cell(bot)}: {len(keys)} records: {', '.join(map(cell, keys[:10]))}")
+                print(f"{cell(bot)}: {counted(len(keys), 'record')}: {', '.join(map(cell, keys[:10]))}")
         if options.dry_run or not found:
             text = "nothing was changed (dry run)" if found else "there are no such records"
             return report(options, {"forgotten": 0, "records": found}, text)
-        if not confirmed(options, f"Delete these {sum(map(len, found.values()))} records and all traces of them?"):
+        if not confirmed(options, f"Delete {counted(sum(map(len, found.values())), 'record')} with all traces?"):
             return 1
         count = sum([await edits.forget_all(storage, bot, **peer, who=user_name()) for bot in found])
-        return report(options, {"forgotten": count, "records": found}, f"deleted {count} records")
+        return report(options, {"forgotten": count, "records": found}, f"deleted {counted(count, 'record')}")
 
     return with_storage(options, work)

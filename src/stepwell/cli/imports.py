@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from stepwell._counted import counted
 from stepwell.adapters.imports.aiogram import import_aiogram
 from stepwell.adapters.imports.ptb import import_ptb
 from stepwell.adapters.imports.records import ImportResult
@@ -145,7 +146,7 @@ def _run(options: argparse.Namespace, work: Work) -> int:
         try:
             result = await work(storage, _progress(options))
             if not options.dry_run:
-                log_write(user_name(), f"imported {result.written} records into {storage.location}")
+                log_write(user_name(), f"imported {counted(result.written, 'record')} into {storage.location}")
             return result
         finally:
             await storage.close()
@@ -172,8 +173,8 @@ def _print(options: argparse.Namespace, result: ImportResult) -> None:
             note(f"{name}: {count - len(listed)} more")
     verb = "would be written (dry run)" if options.dry_run else "written"
     text = (
-        f"{result.read} records read, {result.written} {verb}, {result.same} were there, {result.kept} left alone, "
-        f"{result.verified} verified, {result.failed} not imported"
+        f"{counted(result.read, 'record')} read, {result.written} {verb}, {result.same} were there, "
+        f"{result.kept} left alone, {result.verified} verified, {result.failed} not imported"
     )
     listed_all = {name: [each._asdict() for each in listed] for name, listed in lists.items()}
     report(options, {"imported": not options.dry_run, **counts, **listed_all}, text)

@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import Any
 
+from stepwell._counted import counted
 from stepwell.cli.command import Commands, add_command, add_yes, confirmed, with_storage
 from stepwell.cli.output import cell, note, report
 from stepwell.cli.writes import user_name
@@ -70,7 +71,8 @@ def _rotate(options: argparse.Namespace) -> int:
         rotated = await rotate_keys(storage, namespaces=options.bot, progress=progress)
         if sys.stderr.isatty() and not options.json:
             print(file=sys.stderr)
-        log_write(user_name(), f"encrypted {rotated.rewritten} records with the key {key}")
+        encrypted = f"encrypted {counted(rotated.rewritten, 'record')} with the key {key}"
+        log_write(user_name(), encrypted)
         left: dict[str, Any] = {
             name: [address.text for address in found]
             for name, found in (("unreadable", rotated.unreadable), ("busy", rotated.busy))
@@ -79,7 +81,7 @@ def _rotate(options: argparse.Namespace) -> int:
             for text in texts:
                 note(f"{name}, left unchanged: {cell(text)}")
         done = {"rotated": True, "key": key, "rewritten": rotated.rewritten, "current": rotated.current, **left}
-        told = f"encrypted {rotated.rewritten} records with the key {key}; {rotated.current} had it"
+        told = f"{encrypted}; {rotated.current} had it"
         report(options, done, told)
         return 1 if rotated.unreadable or rotated.busy else 0
 

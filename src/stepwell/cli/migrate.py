@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from stepwell._counted import counted
 from stepwell.cli.code import used
 from stepwell.cli.command import Commands, add_command, add_yes, confirmed, given_url, with_storage
 from stepwell.cli.output import cell, note, print_json, report
@@ -45,7 +46,7 @@ def _migrate(options: argparse.Namespace) -> int:
             fsm.move_to(storage)
             told["old"][fsm.bot] = await _old(fsm)
             if not options.json:
-                print(f"{cell(fsm.bot)}: {told['old'][fsm.bot]} records of an earlier revision")
+                print(f"{cell(fsm.bot)}: {counted(told['old'][fsm.bot], 'record')} of an earlier revision")
         if options.dry_run or not sum(told["old"].values()):
             return report(options, told, "no records were changed")
         if not confirmed(options, "Migrate them?"):
@@ -53,12 +54,12 @@ def _migrate(options: argparse.Namespace) -> int:
         for fsm in machines:
             done, failed = await fsm.migrate()
             told["migrated"][fsm.bot] = done
-            log_write(user_name(), f"migrated {done} records of {fsm.bot}")
+            log_write(user_name(), f"migrated {counted(done, 'record')} of {fsm.bot}")
             told["failed"] += [{"bot": fsm.bot, "key": encode_key(key), "error": str(error)} for key, error in failed]
         if options.json:
             print_json(told)
         else:
-            print(f"migrated {sum(told['migrated'].values())} records")
+            print(f"migrated {counted(sum(told['migrated'].values()), 'record')}")
             for each in told["failed"]:
                 note(f"not migrated: {cell(each['bot'])} {cell(each['key'])}: {cell(each['error'])}")
         return 1 if told["failed"] else 0

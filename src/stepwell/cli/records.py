@@ -6,6 +6,7 @@ import argparse
 from dataclasses import asdict
 from typing import Any
 
+from stepwell._counted import counted
 from stepwell.cli.arguments import duration, positive
 from stepwell.cli.command import Commands, add_command, add_key, with_storage
 from stepwell.cli.output import (
@@ -193,8 +194,10 @@ def print_record(found: RecordView) -> None:
             "written": moment(found.written_at),
             "timer": moment(found.deadline),
             "expires": moment(found.expires_at),
-            "expired": f"{found.expired} conversations wait for on_expired" if found.expired else None,
-            "unsent": f"{found.unsent} answers are not sent yet" if found.unsent else None,
+            "expired": f"{counted(found.expired, 'conversation waits', 'conversations wait')} for on_expired"
+            if found.expired
+            else None,
+            "unsent": f"{counted(found.unsent, 'answer is', 'answers are')} not sent yet" if found.unsent else None,
             "held": f"by a handler, for {found.held:.0f} s more" if found.held is not None else None,
             "version": found.version,
         }

@@ -97,10 +97,10 @@ def _resume(options: argparse.Namespace) -> int:
                 print(f"{cell(run.flow_id)}: {cell(run.flow)} {run.status} at {cell(run.node)}")
         if options.dry_run or not found:
             return report(options, {"resumed": [], "runs": ids}, "nothing was changed")
-        if not confirmed(options, f"Put these {len(found)} runs into the queue again?"):
+        if not confirmed(options, f"Put {counted(len(found), 'run')} into the queue again?"):
             return 1
         done = [run.flow_id for run in found if await runs.retry(storage, run, who=user_name())]
-        text = f"put {len(done)} runs into the queue; a worker continues them"
+        text = f"put {counted(len(done), 'run')} into the queue, for a worker"
         return report(options, {"resumed": done, "runs": ids}, text)
 
     async def one(storage: Storage) -> int:

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from stepwell._counted import counted
-from stepwell.cli.command import Commands, add_command
+from stepwell.cli.command import PATIENCE, Commands, add_command
 from stepwell.cli.output import moment, note, print_fields, print_json, report
 
 __all__ = ["add"]
+
+#: Seconds for one answer.
+TIMEOUT = 10.0
 
 
 def add(commands: Commands) -> None:
@@ -44,7 +47,8 @@ def _webhook(options: argparse.Namespace) -> int:
     token = find_token(Path(options.file).resolve().parent)
 
     async def ask() -> tuple[str, dict[str, Any]]:
-        async with BotClient(token, api=options.api or os.environ.get("BOT_API") or TELEGRAM) as client:
+        api = options.api or os.environ.get("BOT_API") or TELEGRAM
+        async with BotClient(token, api=api, timeout=TIMEOUT, patience=PATIENCE) as client:
             me, info = await client.call("getMe"), await client.call("getWebhookInfo")
             if options.delete and info["url"]:
                 await client.call("deleteWebhook")

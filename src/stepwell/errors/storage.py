@@ -275,8 +275,9 @@ class NotCopied(StorageError):
     def __init__(self, places: list[str]) -> None:
         self.places: list[str] = places
         shown = ", ".join(places[:3]) + (", ..." if len(places) > 3 else "")
+        differ = "record differs" if len(places) == 1 else "records differ"
         super().__init__(
-            f"{len(places)} records differ between source and target after the copy ({shown}); "
+            f"{len(places)} {differ} between source and target after the copy ({shown}); "
             "stop the programs that write to them, and copy again; records that are equal are skipped"
         )
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 from shlex import quote
 from typing import Any
 
+from stepwell._counted import counted
 from stepwell.codec import decode_key, decode_namespace, encode_namespace
 from stepwell.errors import (
     KeyMissing,
@@ -103,7 +104,8 @@ async def _contents(
 ) -> AsyncIterator[Finding]:
     """Check the records, timers and runs."""
     running = await processes(storage, limit=PAGE)
-    yield Finding("processes", "ok", f"{len(running)} processes of bots and workers were seen within the last minute")
+    seen = counted(len(running), "process of bots and workers was", "processes of bots and workers were")
+    yield Finding("processes", "ok", f"{seen} seen within the last minute")
     is_readable = True
     for bot in await bots(storage):
         async for finding in _records(storage, bot, known.get(bot), limit, checked=bool(known)):
@@ -163,7 +165,7 @@ async def _records(
                     revision = shown.revision or 1
                     migrates = flow is not None and revision < flow.revision and flow.hook("migrate") is not None
                     undeclared[shown.flow, shown.state, migrates] += 1
-    read = f"{looked} records of {bot!r}" if complete else f"the first {looked} records of {bot!r}"
+    read = f"{'' if complete else 'the first '}{counted(looked, 'record')} of {bot!r}"
     if damaged:
         yield Finding(
             "records",
@@ -182,11 +184,12 @@ async def _records(
             yield Finding("flows", "warn", what, "give its file or module too")
         return
     for (flow_name, state, migrates), count in undeclared.items():
+        are = counted(count, f"record of {bot!r} is", f"records of {bot!r} are")
         lists = f"stepwell ls {quote(bot)} --flow {quote(flow_name)} --state {quote(state or '')} lists them"
         yield Finding(
             "flows",
             "warn",
-            f"{count} records of {bot!r} are in {flow_name}/{state}, which the code does not declare",
+            f"{are} in {flow_name}/{state}, which the code does not declare",
             f"{lists}; migrate() of the flow converts each at its next update, stepwell migrate converts all now"
             if migrates
             else f"{lists}; add migrate() to the flow, or move them with stepwell set",
@@ -230,13 +233,19 @@ async def _timers(storage: Storage, bot: str, running: int) -> Finding:
     late = await timers(storage, bot, before=now - LATE, limit=PAGE)
     if not late:
         return Finding("timers", "ok", f"no timer of {bot!r} is overdue")
-    count = f"{PAGE} or more" if len(late) == PAGE else str(len(late))
-    what = f"{count} timers of {bot!r} are overdue, the first for {now - late[0].deadline:.0f} s ({late[0].key})"
+    found = counted(len(late), f"timer of {bot!r} is", f"timers of {bot!r} are")
+    are = f"{PAGE} or more timers of {bot!r} are" if len(late) == PAGE else found
+    what = f"{are} overdue, the first for {now - late[0].deadline:.0f} s ({late[0].key})"
     listed = "stepwell timers --overdue lists them"
     if not running:
         return Finding("timers", "warn", f"{what}; no process of the bot was seen", f"start the bot; {listed}")
     advice = f"look for errors of on_timeout in the log of the bot; {listed}"
-    return Finding("timers", "warn", f"{what}; {running} processes of the bot were seen", advice)
+    return Finding(
+        "timers",
+        "warn",
+        f"{what}; {counted(running, 'process of the bot was', 'processes of the bot were')} seen",
+        advice,
+    )
 
 
 async def _runs(storage: Storage, known: Collection[str], limit: int | None) -> AsyncIterator[Finding]:
@@ -266,30 +275,30 @@ async def _runs(storage: Storage, known: Collection[str], limit: int | None) -> 
             if known and run.flow not in known:
                 unknown[run.flow] += 1
     if damaged:
-        what = f"{len(damaged)} runs cannot be read, the first is {damaged[0]}"
+        what = f"{counted(len(damaged), 'run')} cannot be read, the first is {damaged[0]}"
         yield Finding("runs", "fail", what, "restore them from a backup")
-    for finding in _encryption(encrypted, f"{looked} runs"):
+    for finding in _encryption(encrypted, counted(looked, "run")):
         yield finding
     for status, runs in found.items():
         if runs:
-            first = masked_run(runs[0])
+            first, are = masked_run(runs[0]), counted(len(runs), "run is", "runs are")
             yield Finding(
                 "runs",
                 "warn",
-                f"{len(runs)} runs are {status}, the first is {first.flow_id} at node {first.node}: {reason_of(first)}",
+                f"{are} {status}, the first is {first.flow_id} at node {first.node}: {reason_of(first)}",
                 f"stepwell runs --status {status} lists them; fix the cause, then stepwell resume --status {status}",
             )
     if deadly:
         worst = max(deadly, key=lambda run: run.recoveries)
-        what = f"run {worst.flow_id} has lost its runner {worst.recoveries} times at node {worst.node}"
-        others = f", and {len(deadly) - 1} others too" if len(deadly) > 1 else ""
+        what = f"run {worst.flow_id} has lost its runner {counted(worst.recoveries, 'time')} at node {worst.node}"
+        others = f", and {counted(len(deadly) - 1, 'other')} too" if len(deadly) > 1 else ""
         advice = "it may kill its worker: look at the worker's log and memory, or stepwell cancel the run"
         yield Finding("runs", "warn", what + others, advice)
     for flow, count in unknown.items():
-        what = f"{count} runs are of the flow {flow!r}, which the code does not have"
+        what = f"{counted(count, 'run is', 'runs are')} of the flow {flow!r}, which the code does not have"
         yield Finding("runs", "warn", what, "give its module too, or stepwell cancel them")
     if not damaged and not encrypted and not unknown and not deadly and not any(found.values()):
-        yield Finding("runs", "ok", f"{looked} runs, none of them failed or stuck")
+        yield Finding("runs", "ok", f"{counted(looked, 'run')}, none of them failed or stuck")
 
 
 async def _queues(storage: Storage, running: list[ProcessView]) -> Finding:
@@ -317,7 +326,12 @@ async def _queues(storage: Storage, running: list[ProcessView]) -> Finding:
         advice = "start a worker: async with worker([flow])"
         return Finding("workers", "warn", f"{what}; no worker of this flow was seen", advice)
     advice = "start more of them, or look for errors in their log"
-    return Finding("workers", "warn", f"{what}; {workers} workers of this flow were seen", advice)
+    return Finding(
+        "workers",
+        "warn",
+        f"{what}; {counted(workers, 'worker of this flow was', 'workers of this flow were')} seen",
+        advice,
+    )
 
 
 async def _flow_of(storage: Storage, address: Address) -> str | None:
@@ -345,6 +359,7 @@ async def _quarantine(storage: Storage) -> Finding:
             break
     if not copies:
         return Finding("quarantine", "ok", "there are no copies of damaged records")
-    what = f"{copies} copies of damaged records are in quarantine, the first is of {first}"
+    are = counted(copies, "copy of a damaged record is", "copies of damaged records are")
+    what = f"{are} in quarantine, the first is of {first}"
     advice = "restore the records, or delete the copies with stepwell forget"
     return Finding("quarantine", "warn", what, advice)

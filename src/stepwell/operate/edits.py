@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from stepwell._counted import counted
 from stepwell.codec import check_name, decode_key, decode_namespace, encode_namespace
 from stepwell.errors import Busy, CorruptRecord, InvalidOption, StepwellError, VersionChanged
 from stepwell.fsm import FSM
@@ -178,7 +179,7 @@ async def records_of(storage: Storage, bot: str, *, user: int | None, chat: int 
 async def forget_all(storage: Storage, bot: str, *, user: int | None, chat: int | None, who: str) -> int:
     """Delete all records of a user or a chat in a bot, and return how many."""
     count = await FSM(bot, storage=storage, flows=[], run_timers=False).forget(user=user, chat=chat)
-    log_write(who, f"forgot {count} records of {_tag(user, chat)} in {bot}")
+    log_write(who, f"forgot {counted(count, 'record')} of {_tag(user, chat)} in {bot}")
     return count
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from stepwell._counted import counted
 from stepwell.codec.json import MalformedJSON, from_json
 from stepwell.codec.values import encode
 from stepwell.errors import Conflict, StepwellError, UnknownRun, UsageError, VersionChanged
@@ -111,7 +112,7 @@ def reason_of(run: Run) -> str | None:
         error = run.errors[0]
         return f"{error.type}: {error.message}" if error.message else error.type
     if run.status not in FINAL and run.recoveries:
-        return f"its runner died {run.recoveries} {'time' if run.recoveries == 1 else 'times'} at this node"
+        return f"its runner died {counted(run.recoveries, 'time')} at this node"
     return "interrupted; the next worker continues it" if run.interrupted else None
 
 

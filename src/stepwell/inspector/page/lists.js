@@ -1,11 +1,11 @@
 // The lists of conversations and of runs.
 import { el } from "./dom.js";
-import { card, link, list, stateOf, status, text } from "./parts.js";
+import { card, counted, link, list, stateOf, status, text } from "./parts.js";
 import { moment } from "./times.js";
 
 function more(app, found, page, params) {
   if (app.searching) {
-    return el("p", { class: "pager", role: "status" }, `Searching: ${found.rows.length} found in ${found.looked} ${page === "runs" ? "runs" : "records"}. `, el("button", { type: "button", class: "small", onclick: () => app.stop() }, "Stop"));
+    return el("p", { class: "pager", role: "status" }, `Searching: ${found.rows.length} found in ${counted(found.looked, page === "runs" ? "run" : "record")}. `, el("button", { type: "button", class: "small", onclick: () => app.stop() }, "Stop"));
   }
   return el("p", { class: "pager" },
     params.after ? el("a", { href: link(page, { ...params, after: null }) }, "First page") : null, " ",

@@ -1,6 +1,6 @@
 // The overview: counts, processes, timers and schedules.
 import { el } from "./dom.js";
-import { amount, card, inOrder, link, list, stateOf, status } from "./parts.js";
+import { amount, card, counted, inOrder, link, list, stateOf, status } from "./parts.js";
 import { moment } from "./times.js";
 
 export function overview(app, found) {
@@ -10,7 +10,7 @@ export function overview(app, found) {
   const pages = [summary(found)];
   for (const bot of bots) {
     const rows = inOrder(app, found.states.filter((row) => row.bot === bot));
-    pages.push(card(bot, `${total(rows, "records")} conversations${found.complete ? "" : `; at most ${found.counted} of a bot are counted`}`,
+    pages.push(card(bot, `${counted(sum(rows, "records"), "conversation", rows.some((row) => row.more))}${found.complete ? "" : `; at most ${found.counted} of a bot are counted`}`,
       list(["flow", "state", "conversations", "oldest write"], rows.map((row) => [
         row.flow, stateOf(app, row.flow, row.state),
         el("a", { href: link("records", { bot, flow: row.flow ?? "", state: row.state ?? "" }) }, amount(row.records, row.more)), moment(row.oldest, "…")]), "No conversations.")));
@@ -55,13 +55,13 @@ function summary(found) {
 function processesOf(found) {
   return card("Processes", "seen in the last minute", list(["process", "runs", "a minute", "started", "seen"], found.processes.map((row) => [
     `${row.host} ${row.pid}`, `${row.kind} ${row.names.join(", ")}`,
-    `${row.done} ${row.kind === "bot" ? "updates" : "runs"}${row.failed ? `, ${row.failed} failed` : ""}${row.retried ? `, ${row.retried} retried` : ""}`, moment(row.started_at), moment(row.seen_at)]),
+    `${counted(row.done, row.kind === "bot" ? "update" : "run")}${row.failed ? `, ${row.failed} failed` : ""}${row.retried ? `, ${row.retried} retried` : ""}`, moment(row.started_at), moment(row.seen_at)]),
   "No process that runs a bot or a worker was seen."));
 }
 
 function timersOf(app, found) {
   return card("Timers", found.overdue ? "" : "the next ones",
-    found.overdue ? el("p", { class: "warning" }, `${found.overdue} timers are more than a minute overdue. Is the bot running?`) : null,
+    found.overdue ? el("p", { class: "warning" }, `${counted(found.overdue, "timer")} more than a minute overdue. Is the bot running?`) : null,
     list(["bot", "key", "state", "due"], found.timers.map((row) => [row.bot, el("a", { href: link("record", { bot: row.bot, key: row.key }) }, row.key), stateOf(app, row.flow, row.state), moment(row.deadline)]), "No timers."));
 }
 

@@ -33,6 +33,11 @@ export function amount(count, more) {
   return more ? `${count}+` : String(count);
 }
 
+// A count with its noun.
+export function counted(count, noun, more) {
+  return `${amount(count, more)} ${noun}${count === 1 && !more ? "" : "s"}`;
+}
+
 export function text(value) {
   return typeof value === "string" ? value : JSON.stringify(value);
 }

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from stepwell._counted import counted
 from stepwell.codec.values import conform
 from stepwell.errors import (
     Busy,
@@ -291,7 +292,7 @@ async def _count_recovery(flow: BaseFlow, journal: Journal, recoveries: int, new
     """Count that the runner of a run has died; raise ``RunStuck`` if that was too often."""
     journal.recoveries = recoveries
     if recoveries > flow.max_recoveries:
-        reason = f"its runner died {recoveries} times at node {journal.positions['']!r}"
+        reason = f"its runner died {counted(recoveries, 'time')} at node {journal.positions['']!r}"
         stuck = RunStuck(journal.flow_id, reason)
         await _stick(journal, reason, stuck, new_execution)
         raise stuck

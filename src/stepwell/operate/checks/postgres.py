@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from stepwell._counted import counted
 from stepwell.operate.checks.clock import check_clock
 from stepwell.operate.finding import Finding
 
@@ -65,7 +66,7 @@ def _commits(settings: Mapping[str, Any]) -> Finding:
 
 
 def _partitions(count: int, wanted: int, schema: str) -> Finding:
-    what = f"the tables have {count} partitions" if count else "the tables have no partitions"
+    what = f"the tables have {counted(count, 'partition')}" if count else "the tables have no partitions"
     if wanted and wanted != count:
         advice = f"run: select {schema}.partition({wanted}), or remove partitions={wanted} from the URL"  # noqa: S608
         return Finding("partitions", "warn", f"{what}, and the URL says {wanted}", advice)

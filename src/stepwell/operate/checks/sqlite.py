@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from stepwell._counted import counted
 from stepwell.operate.finding import Finding
 
 __all__ = ["check"]
@@ -58,8 +59,9 @@ def check(settings: Mapping[str, Any], now: float) -> list[Finding]:
     ignored = settings["wal_ignored"]
     if ignored["commits"]:
         what = (
-            f"the WAL was damaged when the file was opened: SQLite ignored {ignored['frames']} intact frames behind "
-            f"the damage, with {ignored['commits']} commits"
+            f"the WAL was damaged when the file was opened: SQLite ignored "
+            f"{counted(ignored['frames'], 'intact frame')} behind the damage, with "
+            f"{counted(ignored['commits'], 'commit')}"
         )
         advice = "acknowledged writes are probably lost: check the disk, and restore a backup if you need them"
         found.append(Finding("WAL", "fail", what, advice))
