@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
-from stepwell import MemoryStorage, State
-from stepwell.errors import InvalidName
+from stepwell import State
+from stepwell.errors import InvalidName, InvalidOption
 from stepwell.fsm import FSM, Flow, state
 from stepwell.nodes import Node, NodeFlow, Wait, every, linear
 from stepwell.record import Queue
 from stepwell.record import State as StoredState
-from stepwell.storage.queue_text import queue_of, queue_text
+from stepwell.slot import Slot
+from stepwell.storage.operations import Get
+from tests.backends import Backend
 
 
 class Written:
@@ -52,8 +54,10 @@ async def test_a_name_that_was_assigned_later_is_refused_when_the_flow_is_used()
         await flow.run({})
 
 
-async def test_partitions_and_signals_with_control_characters_are_refused_before_they_are_stored() -> None:
-    async with MemoryStorage() as storage:
+async def test_partitions_and_signals_with_control_characters_are_refused_before_they_are_stored(
+    backend: Backend,
+) -> None:
+    async with backend.storage() as storage:
         flow = linear(Wait("paid", signal="paid"), name="orders", storage=storage)
         with pytest.raises(InvalidName, match="the partition"):
             await flow.submit({}, partition="shop\n7")
@@ -63,8 +67,10 @@ async def test_partitions_and_signals_with_control_characters_are_refused_before
             await flow.signal(handle.id, "paid\n", True)
 
 
-async def test_states_with_control_characters_are_refused_by_the_storage_but_names_of_bots_are_not() -> None:
-    async with MemoryStorage() as storage:
+async def test_states_with_control_characters_are_refused_by_the_storage_but_names_of_bots_are_not(
+    backend: Backend,
+) -> None:
+    async with backend.storage() as storage:
         for flow, name in (("form\n", "email"), ("form", "e\nmail")):
             with pytest.raises(InvalidName, match="a flow or state"):
                 await storage.set_state("bot", 1, State(flow, name))
@@ -90,5 +96,13 @@ async def test_tags_with_control_characters_are_refused() -> None:
                 ctx.start_flow(Form)
 
 
-def test_a_queue_whose_name_was_stored_with_a_newline_by_an_earlier_release_can_be_read() -> None:
-    assert queue_of(queue_text(Queue("q\n", 3))) == Queue("q\n", 3)
+@pytest.mark.parametrize("name", ["q\n", "q\n00000000", "\x0b", "q\x00", "\tq", ""])
+async def test_names_of_queues_with_control_characters_are_refused_and_nothing_is_stored(
+    backend: Backend, name: str
+) -> None:
+    async with backend.storage() as storage:
+        async with Slot(storage, "bot", 1) as slot:
+            with pytest.raises(InvalidOption, match="no control characters"):
+                await slot.commit(queue=Queue(name), force=True)
+        assert await storage.perform(Get(slot.address)) is None
+        assert await storage.queues(slot.address.namespace) == []
