@@ -254,14 +254,17 @@ async def test_a_worker_logs_the_message_of_a_failed_run_and_calls_on_failed_wit
         await asyncio.sleep(0)
         told.append(run)
 
-    flow = linear(Say([], "a", fails=[Boom("no\nluck")]), name="f", storage=storage)
+    flow = linear(Say([], "a", fails=[Boom("no\nluck at redis://me:hunter2@host")]), name="f", storage=storage)
     async with worker([flow], on_failed=tell, on_stuck=tell):
         await flow.submit(flow_id="r")
         async with asyncio.timeout(30):
             while not told:
                 await asyncio.sleep(0.01)
-    assert [(run.flow_id, run.status, run.errors[0].message) for run in told] == [("r", "failed", "no\nluck")]
-    assert "run 'r' failed with Boom: no luck; see flow.status()" in caplog.text
+    assert [(run.flow_id, run.status, run.errors[0].message) for run in told] == [
+        ("r", "failed", "no\nluck at redis://me:hunter2@host")
+    ]
+    assert "run 'r' failed with Boom: no luck at redis://me:•••@host; see flow.status()" in caplog.text
+    assert "hunter2" not in caplog.text
 
 
 async def test_a_run_that_becomes_stuck_is_logged_and_emits_an_event_and_a_worker_calls_on_stuck(

@@ -6,6 +6,8 @@ import traceback
 from itertools import islice
 from pathlib import Path
 
+from stepwell._secrets import masked_text
+
 __all__ = ["message_of", "summary_of", "traceback_of"]
 
 #: The most characters of an error's message, and of its traceback.
@@ -26,8 +28,8 @@ def message_of(error: BaseException) -> str:
 
 
 def summary_of(error: BaseException) -> str:
-    """Return the type of an error and its message, in one line."""
-    return f"{type(error).__name__}: {' '.join(message_of(error).split())}".rstrip(": ")
+    """Return the type of an error and its message for a log: in one line, with its secrets masked."""
+    return f"{type(error).__name__}: {' '.join(masked_text(message_of(error)).split())}".rstrip(": ")
 
 
 def traceback_of(error: BaseException) -> str:
