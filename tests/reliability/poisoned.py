@@ -68,7 +68,7 @@ async def by_polling(storage: Storage | None = None) -> AsyncIterator[PoisonedBo
         running.add_done_callback(lambda task: setattr(bot, "ended", True))
         try:
             yield bot
-            assert not running.done()
+            assert not running.done(), running
         finally:
             running.cancel()
             await asyncio.wait((running,))

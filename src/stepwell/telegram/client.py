@@ -14,12 +14,12 @@ from urllib.request import getproxies, proxy_bypass
 
 from stepwell._backoff import backoff, jittered
 from stepwell._optional import require
-from stepwell.codec.json import MalformedJSON, from_json
 from stepwell.errors import BotApiError, BotBlocked, BotUnavailable, InvalidOption, UsageError
 from stepwell.telegram.connections import CancelScopes, Connections, NoAnswer, Response
 from stepwell.telegram.files import Payload, pack, read_content
 from stepwell.telegram.limits import SendLimits, chat_of, messages_in
 from stepwell.telegram.queue import HeldTooLong, QueueClosed, SendQueue, SendTurn
+from stepwell.telegram.reading import read_answer
 from stepwell.telegram.token import check_token
 
 _httpx: Any = require("httpx", "bot")
@@ -102,6 +102,8 @@ class BotClient:
     async def call(self, method: str, /, **params: Any) -> Any:
         """Call a method of the Bot API, and return its result as plain JSON.
 
+        Text that is no Unicode has U+FFFD in place of the invalid characters. An update that is no JSON is its text.
+
         Raises ``BotApiError`` if the call is refused, ``BotBlocked`` if the bot can no longer write to the chat,
         ``BotUnavailable`` if there was no usable answer within the patience of the client, and ``InvalidOption`` for
         parameters that cannot be sent.
@@ -165,8 +167,8 @@ class BotClient:
         except NoAnswer as error:
             return _Answer(None, self._without_token(str(error)))
         try:
-            parsed = from_json(body)
-        except MalformedJSON:
+            parsed = read_answer(body)
+        except ValueError:
             parsed = None
         ok = parsed.get("ok") if isinstance(parsed, dict) else None
         if ok is True:

@@ -20,6 +20,7 @@ from stepwell.record import INBOX, Change, Stored
 from stepwell.storage import Storage
 from stepwell.storage.operations import Apply, Get
 from stepwell.storage.outage import OutageLog
+from stepwell.telegram.aside import set_aside
 
 __all__ = ["Inbox"]
 
@@ -41,6 +42,7 @@ class Inbox:
 
     def __init__(self, storage: Storage, bot: str, outage: OutageLog | None = None) -> None:
         self._storage = storage
+        self._bot = bot
         self._outage = outage or OutageLog(
             logger, "the inbox waits for the storage: %s", "the inbox works again, after %.0f s"
         )
@@ -76,7 +78,7 @@ class Inbox:
         for name, text in (stored.parts or {}).items():
             try:
                 found.append((int(name), json.loads(self._seal.body(_KIND, name, text))))
-            except (StoredDataError, ValueError):
+            except (StoredDataError, ValueError, RecursionError):
                 logger.exception("the update %s in the inbox is damaged and is skipped", name)
                 self._finished.add(name)
         return [update for _, update in sorted(found, key=lambda each: each[0])]
@@ -106,6 +108,10 @@ class Inbox:
         self._finished.add(str(update_id))
         if self._timer is None:
             self._remove_after(TOGETHER)
+
+    async def set_aside(self, update: Any, why: str, attempts: int = 0) -> None:
+        """Keep an update, or the text of one, that is not handled. Raises ``StorageError``."""
+        await set_aside(self._storage, self._bot, update, why=why, attempts=attempts)
 
     def size_of(self, update: dict[str, Any]) -> int:
         """Return about how many bytes an update takes."""

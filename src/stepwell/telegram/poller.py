@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Coroutine, Iterator, Sequence
 from functools import partial
-from itertools import count
+from itertools import count, takewhile
 from typing import Any, NamedTuple
 
 from stepwell._backoff import backoff
@@ -22,9 +22,11 @@ from stepwell.errors import (
 )
 from stepwell.fsm import Router, Update, keys
 from stepwell.record import Address
+from stepwell.telegram.aside import text_of
 from stepwell.telegram.client import BotClient
 from stepwell.telegram.inbox import Inbox
 from stepwell.telegram.outcome import TEMPORARY, Unfinished, chat_of, log_of_outages
+from stepwell.telegram.reading import is_update, number_in
 from stepwell.telegram.sending import Sender
 
 __all__ = ["Poller"]
@@ -39,6 +41,9 @@ BATCH = 100
 CATCH_UP = 5.0
 #: Seconds before a retry after a temporary failure: the first pause, and the longest.
 PAUSES = (0.1, 30.0)
+#: The same for an update that cannot be read, and how often it is fetched before it is set aside.
+UNREAD = (0.1, 1.0)
+READS = 3
 #: Seconds between two warnings about dropped updates of one chat.
 WARN_EVERY = 60.0
 #: With these keys, updates of one key come from one chat.
@@ -98,6 +103,8 @@ class Poller:
         #: The task of each chat with a queue.
         self._tasks: dict[Any, asyncio.Task[None]] = {}
         self._unfinished = 0
+        #: Telegram sends updates from this id, and forgets earlier ones.
+        self._offset = 0
         #: The tasks of updates that wait for their conversation.
         self._unclaimed: set[asyncio.Task[Any]] = set()
         self._stopping = asyncio.Event()
@@ -123,9 +130,9 @@ class Poller:
             loaded = await self._inbox.load()
             for update in loaded:
                 self._start(update)
-            offset, poll = 0, 0
+            poll = 0
             while await _first(self._room.wait(), stopped):
-                fetched: asyncio.Task[list[dict[str, Any]]] = asyncio.create_task(self._fetch(offset, poll))
+                fetched: asyncio.Task[list[dict[str, Any]]] = asyncio.create_task(self._fetch(poll))
                 if not await _first(fetched, stopped):
                     break
                 updates = fetched.result()
@@ -136,7 +143,7 @@ class Poller:
                     poll = POLL
                 if updates:
                     await self._keep(updates)
-                    offset = updates[-1]["update_id"] + 1
+                    self._offset = updates[-1]["update_id"] + 1
         finally:
             self._stop()
             stopped.cancel()
@@ -195,27 +202,61 @@ class Poller:
                     held[fsm.storage.address(fsm.bot, key)] = task
         fsm.hold_timers(lambda address: address in held and not held[address].done())
 
-    async def _fetch(self, offset: int, poll: int) -> list[dict[str, Any]]:
+    async def _fetch(self, poll: int) -> list[dict[str, Any]]:
         """Fetch a batch; wait ``poll`` seconds for the first update."""
-        params: dict[str, Any] = {"offset": offset, "limit": BATCH, "timeout": poll}
-        if self._allowed is not None:
-            params["allowed_updates"] = self._allowed
         failures = 0
+        #: How often each update was fetched that cannot be read.
+        unread: Counter[str] = Counter()
         while True:
+            params: dict[str, Any] = {"offset": self._offset, "limit": BATCH, "timeout": poll}
+            if self._allowed is not None:
+                params["allowed_updates"] = self._allowed
             failures += 1
+            pauses = PAUSES
             try:
                 found = await self._client.call("getUpdates", **params)
             except BotUnavailable as error:
                 logger.warning("Telegram is unavailable, retrying: %s", error)
-                await asyncio.sleep(backoff(failures, *PAUSES))
             except BotApiError as error:
                 raise _polling_error(error) from None
             else:
-                updates = [each for each in found if _is_update(each)] if isinstance(found, list) else []
-                if updates or found == []:
-                    return updates
-                logger.warning("the reply to getUpdates has no updates that can be read, retrying")
-                await asyncio.sleep(backoff(failures, *PAUSES))
+                if found == [] or (isinstance(found, list) and is_update(found[0])):
+                    return list(takewhile(is_update, found))
+                if not isinstance(found, list):
+                    logger.warning("the reply to getUpdates has no updates that can be read, retrying")
+                else:
+                    updates = await self._skip(found, unread)
+                    if updates:
+                        return updates
+                    # Later updates are in the same answers.
+                    pauses = UNREAD
+            await asyncio.sleep(backoff(failures, *pauses))
+
+    async def _skip(self, found: list[Any], unread: Counter[str]) -> list[dict[str, Any]]:
+        """Return the updates after the first ones, which cannot be read.
+
+        Those are set aside if they could not be read several times: the first time, the network may be the reason.
+        """
+        first = list(takewhile(lambda each: not is_update(each), found))
+        texts = list(map(text_of, first))
+        unread.update(set(texts))
+        if min(map(unread.__getitem__, texts)) < READS:
+            logger.warning("an update cannot be read, fetching it again")
+            return []
+        for each, text in zip(first, texts, strict=True):
+            if unread[text] == READS:
+                try:
+                    await self._inbox.set_aside(each, "it cannot be read")
+                except StorageError as error:
+                    self._outage.failed(error)
+                    unread[text] -= 1
+                    return []
+                # It is not kept twice if it has no id and is fetched again.
+                unread[text] += 1
+            if self._offset or number_in(each) is not None:
+                # Ids are in order, so the next id belongs to this update or to none.
+                self._offset = max(self._offset, number_in(each) or 0) + 1
+        return list(takewhile(is_update, found[len(first) :]))
 
     async def _keep(self, updates: list[dict[str, Any]]) -> None:
         """Keep a batch in the inbox. At a stop, give up: Telegram sends a batch again that was not confirmed."""
@@ -367,10 +408,6 @@ async def _first(awaited: Coroutine[Any, Any, Any] | asyncio.Task[Any], stopped:
         if not task.done():
             task.cancel()
             await asyncio.wait((task,))
-
-
-def _is_update(found: object) -> bool:
-    return isinstance(found, dict) and type(found.get("update_id")) is int
 
 
 def _polling_error(error: BotApiError) -> Exception:

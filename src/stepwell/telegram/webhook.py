@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import json
 import logging
 import re
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -16,9 +15,11 @@ from typing import Any, TypeAlias
 from stepwell.errors import InvalidOption, OutcomeUnknown, StepwellError, StorageError
 from stepwell.fsm import Router, Update
 from stepwell.storage.starting import when_available
+from stepwell.telegram.aside import set_aside
 from stepwell.telegram.client import TELEGRAM, BotClient
 from stepwell.telegram.limits import SendLimits
 from stepwell.telegram.outcome import TEMPORARY, Unfinished, chat_of, log_of_outages, sender_for_timers
+from stepwell.telegram.reading import read_update
 from stepwell.telegram.sending import OnSendError, Sender
 from stepwell.telegram.token import find_token
 
@@ -61,7 +62,8 @@ def webhook(
     Serve it by itself, or mount it in Starlette or FastAPI. ``secret_token`` is the secret passed to setWebhook; other
     requests get 403. Answers are sent before the response, so Telegram repeats an update whose process died:
 
-    - 200: the update was handled and answered, or failed permanently, which is logged;
+    - 200: the update was handled and answered, or failed permanently, which is logged. An update that cannot be read
+      is kept in ``Log(storage, bot, "updates set aside")``;
     - 503: the storage or the Bot API is unavailable, or the conversation is busy. Telegram sends the update again.
 
     Updates of one chat are handled and answered one after the other, in the order of their arrival. If one of them gets
@@ -176,14 +178,9 @@ class Webhook:
 
     async def _deliver(self, body: bytes) -> int:
         """Return the status for a request from Telegram with this body."""
-        if len(body) > self._max_body:
-            return 413
-        try:
-            update = json.loads(body)
-        except (ValueError, RecursionError):
-            return 400
-        if not isinstance(update, dict) or type(update.get("update_id")) is not int:
-            return 400
+        update = read_update(body) if len(body) <= self._max_body else None
+        if update is None:
+            return await self._skip(body)
         content = blake2b(body, digest_size=16).digest()
         delivery, loop = self._deliveries.get(content), asyncio.get_running_loop()
         if delivery is None or (delivery.response is not None and delivery.response.get_loop() is not loop):
@@ -197,6 +194,17 @@ class Webhook:
             self._last[delivery.chat] = delivery.response
         # A cancelled request does not cancel the handling for its other deliveries.
         return await asyncio.shield(delivery.response)
+
+    async def _skip(self, body: bytes) -> int:
+        """Set an update aside that cannot be read. Telegram would repeat it, and hold back the others of its chat."""
+        assert self.router.fsm is not None
+        why = "it cannot be read" if len(body) <= self._max_body else "it is larger than max_body"
+        try:
+            await set_aside(self.router.fsm.storage, self.router.fsm.bot, body.decode(errors="replace"), why=why)
+        except StorageError as error:
+            self._outage.failed(error)
+            return 503
+        return 200
 
     def _remember(self, content: bytes, delivery: _Delivery) -> None:
         self._deliveries[content] = delivery
