@@ -41,9 +41,12 @@ async def get_name(ctx: Context) -> None:
 
 @handlers.on(fsm_state(Registration.get_email), text())
 async def get_email(ctx: Context) -> None:
-    ctx.update_data(email=ctx.text)
-    ctx.transition("confirm")
-    ctx.answer("Please confirm.")
+    if "@" in (ctx.text or ""):
+        ctx.update_data(email=ctx.text)
+        ctx.transition("confirm")
+        ctx.answer("Please confirm.")
+    else:
+        ctx.answer("Please send an email address, such as alice@example.com.")
 
 
 @handlers.on(fsm_state(Registration.confirm), text("yes"))

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import collections
 import dataclasses
 import enum
+import functools
 import sys
 import time
 from types import FrameType
@@ -142,6 +144,26 @@ def test_registered_classes_are_decoded_equal_and_of_the_same_type() -> None:
         assert type(back["v"][0]) is type(value)
     person = Person(name="Ann", friends=[Person(name="Bob"), Point(1), {1, 2}])
     assert there_and_back(person) == person
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (len, "is a function, which cannot be stored; store a name instead"),
+        (lambda: 1, "is a function, which cannot be stored; store a name instead"),
+        ([].append, "is a function, which cannot be stored; store a name instead"),
+        (functools.partial(len), "is a function, which cannot be stored; store a name instead"),
+        (dict, "is a class, which cannot be stored; store a name instead"),
+        (collections.defaultdict(list), "is a dict of another class, which cannot be stored; store dict(value)"),
+        (collections.Counter("a"), "is a dict of another class, which cannot be stored; store dict(value)"),
+        (collections.deque([1]), "is a sequence of another class, which cannot be stored; store list(value)"),
+    ],
+)
+def test_a_value_of_a_class_that_no_decorator_can_register_is_refused_with_what_to_store(value: Any, why: str) -> None:
+    with pytest.raises(EncodeError) as caught:
+        values.encode({"a": value}, LIMITS)
+    assert why in str(caught.value)
+    assert "record_type" not in str(caught.value)
 
 
 def test_an_unregistered_class_is_refused_with_path_and_type() -> None:

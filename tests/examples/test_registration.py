@@ -60,6 +60,14 @@ async def test_only_yes_confirms(chat: Chat) -> None:
     assert await chat.send("yes") == ["Registered! Welcome, Alice!"]
 
 
+async def test_an_answer_without_an_at_sign_is_no_email(chat: Chat) -> None:
+    for said, _ in CONVERSATION[:2]:
+        await chat.send(said)
+    assert await chat.send("bad") == ["Please send an email address, such as alice@example.com."]
+    assert await chat.record() == State("registration", "get_email", {"name": "Alice"})
+    assert await chat.send("alice@example.com") == ["Please confirm."]
+
+
 async def test_two_users_in_one_chat_and_one_user_in_two_chats_never_mix(chat: Chat) -> None:
     group, other = chat.group(-100), chat.group(-200)
     people = {"Alice": group, "Bob": group.user(43), "Carol": other, "Dora": chat, "Eve": chat.user(43)}

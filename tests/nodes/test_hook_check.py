@@ -17,6 +17,10 @@ async def nothing_async(self, *args):
     pass
 
 
+async def read_async(self, shared):
+    return shared["name"]
+
+
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
@@ -33,6 +37,31 @@ def test_a_misspelt_hook_is_found(name, meant):
     with pytest.raises(InvalidGraph) as caught:
         flow.run_sync({})
     assert f"Bad defines {name}(), which a run never calls; did you mean {meant}?" in str(caught.value)
+
+
+async def test_an_exec_that_expects_the_shared_state_is_told_that_prep_is_missing():
+    class Read(Node):
+        def exec(self, shared):
+            return shared["name"]
+
+    class Own(Read):
+        def prep(self, shared):
+            return None
+
+    class Late(Node):
+        def post(self, shared, prep_res, exec_res):
+            return exec_res["name"]
+
+    note = "Read defines no prep(), so exec() got None: it gets what prep(shared) returns, not the shared state"
+    waiting = type("Waiting", (Read,), {"exec": read_async})
+    for node in (Read(), Read(max_retries=2), waiting()):
+        with pytest.raises(TypeError) as caught:
+            await linear(node).run({"name": "Anna"})
+        assert caught.value.__notes__[0] == note.replace("Read", type(node).__name__)
+    for flow in (linear(Own), linear(Late)):
+        with pytest.raises(TypeError) as caught:
+            await flow.run({"name": "Anna"})
+        assert "prep()" not in "".join(caught.value.__notes__)
 
 
 @pytest.mark.parametrize("name", ["prep_async", "exec_async", "post_async"])

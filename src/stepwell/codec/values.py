@@ -8,7 +8,10 @@ written as ``{"$dict": [[key, value], ...]}``, so that tags are unambiguous.
 from __future__ import annotations
 
 import base64
+import collections
 import datetime as dt
+import functools
+import inspect
 from bisect import bisect_left
 from collections.abc import Callable
 from decimal import Decimal
@@ -123,9 +126,20 @@ def _plain(value: Any, left: int) -> Any:
         except (AttributeError, KeyError):
             raise _RefusedError("has a field without a value; set it, or give it a default") from None
         return {tag: [name, _plain(packed, left - 1)]}
-    raise _RefusedError(
-        "is of a class that is not registered; decorate it with @stepwell.record_type, or store its plain values"
-    )
+    raise _RefusedError(_why_refused(value))
+
+
+def _why_refused(value: Any) -> str:
+    """Return why a value that has no packer cannot be stored, and what to store instead."""
+    if isinstance(value, type):
+        return "is a class, which cannot be stored; store a name instead"
+    if inspect.isroutine(value) or isinstance(value, functools.partial):
+        return "is a function, which cannot be stored; store a name instead"
+    if isinstance(value, dict):
+        return "is a dict of another class, which cannot be stored; store dict(value)"
+    if isinstance(value, list | collections.deque):
+        return "is a sequence of another class, which cannot be stored; store list(value)"
+    return "is of a class that is not registered; decorate it with @stepwell.record_type, or store its plain values"
 
 
 def _moment(value: dt.datetime | dt.time) -> Any:

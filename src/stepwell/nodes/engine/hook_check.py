@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from types import CodeType, FunctionType
 from typing import Any, Final
 
-__all__ = ["problems_of_hooks"]
+__all__ = ["missing_prep", "problems_of_hooks"]
 
 #: Likely misspellings of each hook, in lower case and without underscores. ``_exec`` and ``Exec`` are among them.
 _MISSPELT: Final[dict[str, str]] = {
@@ -36,6 +36,21 @@ def problems_of_hooks(node: object, path: str) -> list[str]:
                 f"{path}.{hook} is a generator, whose body would not run: collect the values in a list and return it"
             )
     return problems
+
+
+def missing_prep(node: object, error: BaseException) -> str | None:
+    """Return a note for an ``exec`` without a ``prep`` that has failed because it got ``None``, else ``None``."""
+    if type(error) not in (TypeError, AttributeError) or "NoneType" not in str(error):
+        return None
+    own = _own_attributes(node)
+    codes = set(_codes(own.get("exec")))
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code not in codes:
+        trace = trace.tb_next
+    if "prep" in own or trace is None:
+        return None
+    name = type(node).__name__
+    return f"{name} defines no prep(), so exec() got None: it gets what prep(shared) returns, not the shared state"
 
 
 def _own_attributes(node: object) -> dict[str, Any]:

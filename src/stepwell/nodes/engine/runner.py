@@ -12,6 +12,7 @@ from stepwell.errors import Parked, TooManySteps, UsageError
 from stepwell.nodes.engine.base import END, BaseNode
 from stepwell.nodes.engine.branch import Branch, Park, park_in
 from stepwell.nodes.engine.execution import Execution
+from stepwell.nodes.engine.hook_check import missing_prep
 from stepwell.nodes.engine.hooks import call_hook
 from stepwell.nodes.engine.journal import Journal
 from stepwell.nodes.engine.on_error import add_note, exit_of, inside_cancelled
@@ -248,6 +249,9 @@ def failure_of(stage: Stage, cursor: Cursor, error: BaseException) -> BaseExcept
             return changed
     if isinstance(error, asyncio.CancelledError) and not run.without_loop and not run.cancelling():
         return inside_cancelled(f"node {stage.path!r}", error)
+    note = missing_prep(stage.node, error) if stage.leaf else None
+    if note is not None:
+        add_note(error, note)
     return error
 
 
