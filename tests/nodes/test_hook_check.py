@@ -52,7 +52,7 @@ async def test_an_exec_that_expects_the_shared_state_is_told_that_prep_is_missin
         def post(self, shared, prep_res, exec_res):
             return exec_res["name"]
 
-    note = "Read defines no prep(), so exec() got None: it gets what prep(shared) returns, not the shared state"
+    note = "Read defines no prep(), so its exec got None: exec gets what prep(shared) returns, not the shared state"
     waiting = type("Waiting", (Read,), {"exec": read_async})
     for node in (Read(), Read(max_retries=2), waiting()):
         with pytest.raises(TypeError) as caught:

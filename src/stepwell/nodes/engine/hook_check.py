@@ -50,7 +50,7 @@ def missing_prep(node: object, error: BaseException) -> str | None:
     if "prep" in own or trace is None:
         return None
     name = type(node).__name__
-    return f"{name} defines no prep(), so exec() got None: it gets what prep(shared) returns, not the shared state"
+    return f"{name} defines no prep(), so its exec got None: exec gets what prep(shared) returns, not the shared state"
 
 
 def _own_attributes(node: object) -> dict[str, Any]:
