@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from stepwell._portal import sync
+from stepwell._secrets import quoted
 from stepwell.codec import Secret, record_type
 from stepwell.errors import StepwellError
 from stepwell.log import Log, LogEntry
@@ -60,7 +61,7 @@ def __getattr__(name: str) -> Any:
     # Drivers are imported on first use: loading one takes time, and some are optional.
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise AttributeError(f"module {quoted(__name__)} has no attribute {quoted(name)}")
 
 
 def __dir__() -> list[str]:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from contextvars import ContextVar, copy_context
 from typing import Any, TypeVar
 
+from stepwell._secrets import quoted
 from stepwell.errors import InsideLoop, UsageError
 
 __all__ = ["background_loop", "call", "carried", "settle", "sync", "sync_on"]
@@ -45,7 +46,9 @@ def sync(awaitable: Awaitable[T]) -> T:
         state = sync(storage.get_state("my_bot", (42, 42)))
     """
     if not inspect.isawaitable(awaitable):
-        raise UsageError(f"sync() takes an awaitable, such as sync(storage.get_state(bot, key)), got {awaitable!r}")
+        raise UsageError(
+            f"sync() takes an awaitable, such as sync(storage.get_state(bot, key)), got {quoted(awaitable)}"
+        )
     return sync_on(None, awaitable, "await the coroutine")
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from itertools import pairwise
 from typing import Final
 
-__all__ = ["MASK", "is_secret", "masked_text", "shown"]
+__all__ = ["MASK", "is_secret", "masked_text", "quoted"]
 
 MASK: Final = "•••"
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
@@ -27,8 +27,8 @@ _TOKEN = re.compile(
 )
 #: A long text that may be random, such as a key for encryption. In a longer text it may be the path of a file.
 _RANDOM = re.compile(r"[A-Za-z0-9+/_-]{32,}={0,2}")
-#: A value with credentials or with bytes, which may be a key.
-_LIKELY = re.compile(r"""[A-Za-z][A-Za-z0-9+.-]*://|[^\s:/'"]*:[^\s@]+@|\bb'[^']|\bb"[^"]""")
+#: A URL, credentials before a host, or bytes, which may be a key.
+_LIKELY = re.compile(r"""[A-Za-z0-9]{2}:/|:[^\s@]{1,200}@|\bb'[^']|\bb"[^"]""")
 #: The password in a URL, which may have special characters. A port and a path are none.
 _PASSWORD = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^\s:/@'\"]*):(?!\d+/)\S+@")
 #: ``name=value``, ``name: value`` and ``"name": "value"``.
@@ -56,8 +56,8 @@ def masked_text(text: str, values: Iterable[str] = ()) -> str:
     return _TOKEN.sub(MASK, text)
 
 
-def shown(value: object) -> str:
-    """Return a refused value for an error: its ``repr``, or its type and length if it looks like a URL or a token.
+def quoted(value: object) -> str:
+    """Return a value for an error: its ``repr``, or its type and length if it looks like a URL, a token or a key.
 
     A secret that is passed in the place of another argument must not reach a log.
     """
@@ -66,11 +66,8 @@ def shown(value: object) -> str:
         return text
     kind = type(value).__name__
     if isinstance(value, str):
-        return f"a {kind} of {len(value)} characters"
-    try:
-        return f"a {kind} of length {len(value)}"  # type: ignore[arg-type]
-    except TypeError:
-        return f"a {kind}"
+        return f"<{kind} of {len(value)} characters>"
+    return f"<{kind} of length {len(value)}>" if isinstance(value, Sized) else f"<{kind}>"
 
 
 def _is_likely(text: str) -> bool:
@@ -80,4 +77,6 @@ def _is_likely(text: str) -> bool:
 
 
 def _is_mixed(text: str) -> bool:
-    return all(any(map(is_one, text)) for is_one in (str.isdigit, str.isupper, str.islower))
+    """Return whether a long text is likely random, and not the path of a file or the name of a function."""
+    counts = [sum(map(is_one, text)) for is_one in (str.isdigit, str.isupper, str.islower)]
+    return min(counts) >= 3 and text.count("/") <= 3 and not text.startswith("/")

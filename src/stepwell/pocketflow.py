@@ -14,6 +14,7 @@ import warnings
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sized
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from stepwell._secrets import quoted
 from stepwell.nodes.engine.attempts import ExecPolicy, attempt_node
 from stepwell.nodes.engine.base import BaseNode as StepwellNode
 from stepwell.nodes.engine.base import Edge, End
@@ -299,7 +300,7 @@ async def run_at_once(stage: Stage, cursor: Cursor, node: Any, prep_res: Any, sh
         except asyncio.CancelledError as cancelled:
             if run.cancelling():
                 raise
-            failures.append(inside_cancelled(f"a run of {stage.path!r}", cancelled))
+            failures.append(inside_cancelled(f"a run of {quoted(stage.path)}", cancelled))
             raise Halt from None
 
     await together([one(params) for params in prep_res], failures)

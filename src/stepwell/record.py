@@ -9,6 +9,8 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+from stepwell._secrets import quoted
+
 __all__ = [
     "DAY",
     "INBOX",
@@ -240,9 +242,9 @@ class Range:
     def __post_init__(self) -> None:
         for name in (self.first, self.last):
             if name is not None and type(name) is not str:
-                raise ValueError(f"an end of a Range must be the name of a part or None, not {name!r}")
+                raise ValueError(f"an end of a Range must be the name of a part or None, not {quoted(name)}")
         if self.limit is not None and (type(self.limit) is not int or not 0 <= self.limit < 1 << 63):
-            raise ValueError(f"Range(limit={self.limit!r}): must be None or an int of at least 0")
+            raise ValueError(f"Range(limit={quoted(self.limit)}): must be None or an int of at least 0")
 
     @classmethod
     def prefix(cls, prefix: str, *, limit: int | None = None, reverse: bool = False) -> Range:
@@ -392,4 +394,4 @@ class Limits:
         for name in ("record", "run", "item", "key", "depth"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
-                raise ValueError(f"Limits({name}={value!r}): must be an int of at least 1")
+                raise ValueError(f"Limits({name}={quoted(value)}): must be an int of at least 1")

@@ -46,7 +46,7 @@ def test_an_env_file(tmp_path: Path, line: str) -> None:
 
 
 def test_no_token_is_one_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no bot token was found; set BOT_TOKEN, or .*\.env; @BotFather"):
+    with pytest.raises(UsageError, match=r"no bot token was found; set BOT_TOKEN, or .*\.env'; @BotFather"):
         find_token(tmp_path)
 
 

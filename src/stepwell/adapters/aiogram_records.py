@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
+from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption
 from stepwell.record import Place
 
@@ -57,7 +58,7 @@ def tags_of(key: KeyParts) -> tuple[str, ...]:
 def place_of(name: str | None) -> Place:
     """Return flow ``Form`` and state ``name`` for ``"Form:name"``; a name without a group has no flow."""
     if name is not None and not isinstance(name, str):
-        raise InvalidOption(f"a state must be a State, its name, or None, got {name!r}")
+        raise InvalidOption(f"a state must be a State, its name, or None, got {quoted(name)}")
     flow, colon, state = (name or "").rpartition(":")
     return Place(flow if colon else None, None if name is None else state)
 

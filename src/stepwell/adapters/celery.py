@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepwell._optional import require
 from stepwell._portal import sync
+from stepwell._secrets import quoted
 from stepwell.codec import decode_key
 from stepwell.errors import InvalidOption, Parked, RunBusy, RunCancelled, RunFinished, StepwellError, UnknownRun
 from stepwell.nodes.engine import partitions, runs
@@ -80,7 +81,7 @@ class CeleryRuns:
         if not known or len(self._flows) < len(known):
             raise InvalidOption("CeleryRuns() needs at least one flow, and flows with different names")
         if not isinstance(sweep, int | float) or not sweep > 0:
-            raise InvalidOption(f"sweep={sweep!r}: give a number of seconds above 0")
+            raise InvalidOption(f"sweep={quoted(sweep)}: give a number of seconds above 0")
         self._storage = common_storage(known, storage, "CeleryRuns")
         self._repairs = partitions.Repairs(self._storage)
 
@@ -127,15 +128,15 @@ class CeleryRuns:
 
     def _check(self, flow: NodeFlow) -> None:
         if self._flows.get(flow._title()) is not flow:
-            raise InvalidOption(f"flow {flow._title()!r} is not one of the flows of this CeleryRuns")
+            raise InvalidOption(f"flow {quoted(flow._title())} is not one of the flows of this CeleryRuns")
 
     def _send(self, flow: str, flow_id: str, **options: Any) -> None:
         try:
             self._task.apply_async((flow, flow_id), **options)
         except Exception as error:  # noqa: BLE001 - the transports of Celery raise errors of many libraries
             logger.warning(
-                "the task of run %r was not sent (%s); the run is stored, and a sweep sends it",
-                flow_id,
+                "the task of run %s was not sent (%s); the run is stored, and a sweep sends it",
+                quoted(flow_id),
                 type(error).__name__,
             )
 
@@ -143,7 +144,9 @@ class CeleryRuns:
         """Run one run to its end or its next wait."""
         flow = self._flows.get(name)
         if flow is None:
-            raise InvalidOption(f"flow {name!r} of run {flow_id!r} is not one of the flows of this application")
+            raise InvalidOption(
+                f"flow {quoted(name)} of run {quoted(flow_id)} is not one of the flows of this application"
+            )
         started = False
 
         def new_execution(program: Program, flow_id: str) -> Execution:
@@ -172,7 +175,7 @@ class CeleryRuns:
         try:
             following = await partitions.following(self._storage, flow._title(), flow_id)
         except StepwellError as error:
-            logger.warning("the run after %r was not sent yet (%s); a sweep sends it", flow_id, error)
+            logger.warning("the run after %s was not sent yet (%s); a sweep sends it", quoted(flow_id), error)
             return
         if following is not None:
             await asyncio.to_thread(self._send, flow._title(), following)

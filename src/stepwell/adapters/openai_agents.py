@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from stepwell._optional import require
 from stepwell._portal import background_loop
+from stepwell._secrets import masked_text, quoted
 from stepwell.errors import InsideLoop, InvalidOption, OutcomeUnknown
 from stepwell.log import Log
 from stepwell.storage import Storage
@@ -88,7 +89,9 @@ class StepwellSession:
     async def add_items(self, items: list[TResponseInputItem]) -> None:
         """Add items at the end, all of them or none."""
         if not isinstance(items, list | tuple) or not all(isinstance(item, Mapping) for item in items):
-            raise InvalidOption(f"add_items() takes a list of dicts, not {items!r:.200}; call model_dump() of a model")
+            raise InvalidOption(
+                f"add_items() takes a list of dicts, not {quoted(items):.200}; call model_dump() of a model"
+            )
         values = [cast("Any", item) for item in items]
         await self._run(lambda: self._log.append(*values))
 
@@ -132,4 +135,7 @@ class StepwellSession:
 
 
 def _settings(given: dict[str, Any] | None) -> SessionSettings:
-    return SessionSettings() if given is None else SessionSettings().resolve(cast("Any", given))
+    try:
+        return SessionSettings() if given is None else SessionSettings().resolve(cast("Any", given))
+    except TypeError as error:
+        raise TypeError(masked_text(str(error))) from None

@@ -7,6 +7,7 @@ import re
 from typing import Any
 from urllib.parse import urlsplit
 
+from stepwell._secrets import quoted
 from stepwell.codec.values import decode
 from stepwell.errors import InvalidOption, StepwellError
 from stepwell.operate.fields import check_text, is_json, split_field
@@ -21,21 +22,21 @@ def duration(text: str) -> float:
     """Parse a duration: ``90``, ``15m``, ``2h``, ``7d``."""
     found = _DURATION.fullmatch(text)
     if found is None:
-        raise argparse.ArgumentTypeError(f"must be a duration like 90s, 15m, 2h or 7d, got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a duration like 90s, 15m, 2h or 7d, got {quoted(text)}")
     return float(found[1]) * _SECONDS[found[2]]
 
 
 def positive(text: str) -> int:
     """Parse a whole number above 0."""
     if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"must be a whole number above 0, got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a whole number above 0, got {quoted(text)}")
     return int(text)
 
 
 def port(text: str) -> int:
     """Parse the number of a port."""
     if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"a port must be a number from 0 to 65535, got {text!r}")
+        raise argparse.ArgumentTypeError(f"a port must be a number from 0 to 65535, got {quoted(text)}")
     return int(text)
 
 
@@ -43,14 +44,14 @@ def address(text: str) -> str:
     """Check a web address."""
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise argparse.ArgumentTypeError(f"must be an address like https://bot.example.com/hook, got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be an address like https://bot.example.com/hook, got {quoted(text)}")
     return text
 
 
 def stored_assignment(text: str) -> tuple[str, Any]:
     """Parse ``field=value`` of a change; see ``stored_value``."""
     name, value = split_field(text)
-    return name, stored_value(value, f"the value of {name!r}")
+    return name, stored_value(value, f"the value of {quoted(name)}")
 
 
 def stored_value(text: str, what: str = "the value") -> Any:

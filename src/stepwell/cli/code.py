@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from stepwell._secrets import quoted
 from stepwell.botfile import file_beside, import_code
 from stepwell.errors import StepwellError, UsageError
 from stepwell.fsm import FSM, Flow, Router
@@ -63,7 +64,7 @@ def load(given: str) -> tuple[Any, list[str]]:
     wanted = [name for name in names.split(",") if name]
     for name in wanted:
         if not hasattr(module, name):
-            raise UsageError(f"{code} has no {name!r}")
+            raise UsageError(f"{code} has no {quoted(name)}")
     return module, wanted
 
 
@@ -94,7 +95,7 @@ def flow_named(given: str, name: str) -> NodeFlow:
     for flow in flows:
         if flow._title() == name:
             return flow
-    raise UsageError(f"{given} has the flow {', '.join(repr(each._title()) for each in flows)}, not {name!r}")
+    raise UsageError(f"{given} has the flow {', '.join(repr(each._title()) for each in flows)}, not {quoted(name)}")
 
 
 def used_values(given: str, url: str | None) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from stepwell._secrets import quoted
 from stepwell.cli.code import flows_in
 from stepwell.cli.command import Commands, add_command
 from stepwell.cli.output import print_json
@@ -41,7 +42,9 @@ def _diagram(options: argparse.Namespace) -> int:
             drawn[value.flow_name] = value.diagram()
     if options.flow is not None:
         if options.flow not in drawn:
-            raise UsageError(f"{options.code} has no flow {options.flow!r}; it has {', '.join(map(repr, drawn))}")
+            raise UsageError(
+                f"{options.code} has no flow {quoted(options.flow)}; it has {', '.join(map(quoted, drawn))}"
+            )
         drawn = {options.flow: drawn[options.flow]}
     if options.json:
         print_json({"flows": drawn})

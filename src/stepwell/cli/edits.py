@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from stepwell._counted import counted
+from stepwell._secrets import quoted
 from stepwell.cli.arguments import duration, positive, stored_assignment
 from stepwell.cli.command import (
     Commands,
@@ -149,7 +150,9 @@ def _check_position_fields(options: argparse.Namespace, seal: Seal, stored: Stor
     for given in options.fields:
         name, _, value = given.partition("=")
         if name in ("flow", "state") and seal.name(name) not in stored.fields:
-            raise InvalidOption(f"the record has no field {name!r}; did you mean --{name} {value}? Nothing was changed")
+            raise InvalidOption(
+                f"the record has no field {quoted(name)}; did you mean --{name} {value}? Nothing was changed"
+            )
 
 
 def _check_state(options: argparse.Namespace, before: RecordView, changes: edits.Edit) -> None:
@@ -160,8 +163,10 @@ def _check_state(options: argparse.Namespace, before: RecordView, changes: edits
         return
     flow = machine.flows.get(name)
     if flow is None:
-        known = ", ".join(map(repr, machine.flows)) or "none"
-        raise UsageError(f"the bot {machine.bot!r} has no flow {name!r}; its flows are {known}; nothing was changed")
+        known = ", ".join(map(quoted, machine.flows)) or "none"
+        raise UsageError(
+            f"the bot {quoted(machine.bot)} has no flow {quoted(name)}; its flows are {known}; nothing was changed"
+        )
     revision = before.revision if name == before.flow else changes.revision
     # The file does not know the states of another revision.
     problem = flow.problem_with(changes.state) if (revision or 1) == flow.revision else None

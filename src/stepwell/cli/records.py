@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from stepwell._counted import counted
+from stepwell._secrets import quoted
 from stepwell.cli.arguments import duration, positive
 from stepwell.cli.command import Commands, add_command, add_key, with_storage
 from stepwell.cli.output import (
@@ -135,7 +136,7 @@ def _check_key(text: str) -> None:
         decode_key(text)
     except StoredDataError:
         raise InvalidKey(
-            f"--after {text!r} is not a key; write it as stepwell ls shows it, such as '(42,42)'"
+            f"--after {quoted(text)} is not a key; write it as stepwell ls shows it, such as '(42,42)'"
         ) from None
 
 

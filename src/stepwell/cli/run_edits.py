@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Awaitable, Callable
 
 from stepwell._counted import counted
+from stepwell._secrets import quoted
 from stepwell.cli.arguments import positive, stored_value
 from stepwell.cli.code import flow_named
 from stepwell.cli.command import Commands, Work, add_command, add_yes, confirmed, with_storage
@@ -108,8 +109,8 @@ def _resume(options: argparse.Namespace) -> int:
         if options.code is None and run.status not in ("failed", "stuck", "paused"):
             here = f" To continue it here, give its flow: stepwell resume {shlex.quote(run.flow_id)} module:flow"
             raise UsageError(
-                f"run {run.flow_id!r} is {run.status}; only failed, stuck and paused runs can be put into the queue."
-                + ("" if run.status in ("cancelled", "finished") else here)
+                f"run {quoted(run.flow_id)} is {run.status}; only failed, stuck and paused runs can be put "
+                "into the queue." + ("" if run.status in ("cancelled", "finished") else here)
             )
         flow = None if options.code is None else flow_named(options.code, run.flow)
         if not options.json:
@@ -134,7 +135,7 @@ def _resume(options: argparse.Namespace) -> int:
             raise
         except Exception as error:
             failure = f"{type(error).__name__}: {cell(message_of(error))}"
-            raise UsageError(f"run {run.flow_id!r} failed again: {failure}") from error
+            raise UsageError(f"run {quoted(run.flow_id)} failed again: {failure}") from error
         result = runs.shown_value(shared)
         text = f"finished: {json_text(result, indent=2)}"
         return report(options, {"resumed": True, "finished": True, "shared": result}, text)

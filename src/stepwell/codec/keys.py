@@ -11,6 +11,7 @@ from functools import lru_cache
 from json import JSONDecoder
 from typing import Any
 
+from stepwell._secrets import quoted
 from stepwell.codec import values
 from stepwell.errors import CorruptRecord, InvalidKey, InvalidName, TooLarge
 from stepwell.record import Address, Limits, ReservedNamespace
@@ -58,7 +59,7 @@ def encode_namespace(name: str, limits: Limits) -> str:
     if type(name) is ReservedNamespace:
         return name
     if not isinstance(name, str) or not name:
-        raise InvalidKey(f"a bot's name must be a non-empty str, not {name!r} ({type(name).__name__})")
+        raise InvalidKey(f"a bot's name must be a non-empty str, not {quoted(name)} ({type(name).__name__})")
     text = _namespace_text(str.__str__(name))
     if len(text) * 4 > limits.key and len(text.encode()) > limits.key:
         raise TooLarge("a bot's name", len(text.encode()), limits.key)

@@ -12,6 +12,7 @@ from math import isfinite
 from typing import Any, Final
 from zlib import crc32
 
+from stepwell._secrets import quoted
 from stepwell.codec import values
 from stepwell.codec.json import MalformedJSON, from_json
 from stepwell.codec.keys import decode_name, encode_name
@@ -57,7 +58,7 @@ class Seal:
         try:
             return encode_name(key, self._limits)
         except EncodeError as error:
-            raise EncodeError(f"$(key {key!r})", error.type_name, error.why) from None
+            raise EncodeError(f"$(key {quoted(key)})", error.type_name, error.why) from None
 
     def field(self, name: str, value: Any, large: bool = False) -> str:
         """Seal one field of the data."""
@@ -80,9 +81,9 @@ class Seal:
             try:
                 data[decode_name(name)] = values.decode(body, depth)
             except values.DecodeError as error:
-                raise CorruptRecord(self.address.text, f"the field {name!r}", str(error)) from error
+                raise CorruptRecord(self.address.text, f"the field {quoted(name)}", str(error)) from error
             except StoredDataError as error:
-                error.add_note(f"in the field {name!r} of the record at {self.address.text}")
+                error.add_note(f"in the field {quoted(name)} of the record at {self.address.text}")
                 raise
         return data
 
@@ -161,14 +162,14 @@ class Seal:
     def seal_body(self, kind: str, name: str, body: bytes) -> str:
         """Seal the JSON of a value."""
         if len(body) > self.limit:
-            raise TooLarge(f"the value of {name!r}", len(body), self.limit)
+            raise TooLarge(f"the value of {quoted(name)}", len(body), self.limit)
         check = crc32(body, crc32(f"{kind}{name}\n".encode(), self._seed))
         return f"{check:08x} {body.decode()}"
 
     def body(self, kind: str, name: str, text: str) -> str:
         """Return the JSON of a sealed value, checked and not decoded."""
         if len(text) > self.limit + 9:
-            raise TooLarge(f"the stored value of {name!r} at {self.address.text}", len(text), self.limit)
+            raise TooLarge(f"the stored value of {quoted(name)} at {self.address.text}", len(text), self.limit)
         body = text[9:]
         try:
             check = crc32(body.encode(), crc32(f"{kind}{name}\n".encode(), self._seed))
@@ -199,7 +200,7 @@ class Seal:
 
 def _what(kind: str, name: str) -> str:
     """Return how errors name a text."""
-    return f"the field {name!r}" if kind == "f" else _NAMES.get(kind, f"the part {name!r}")
+    return f"the field {quoted(name)}" if kind == "f" else _NAMES.get(kind, f"the part {quoted(name)}")
 
 
 def flow_index(flow: str, revision: int | None = None) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from enum import Enum, Flag
 from typing import Any, TypeVar, overload
 
+from stepwell._secrets import quoted
 from stepwell.codec.json import set_field
 from stepwell.errors import InvalidOption, StoredDataError, UnknownType
 
@@ -72,9 +73,9 @@ def ensure_registered(cls: type, name: str) -> None:
 
 def _registered(cls: Any, name: str | None) -> Any:
     if not isinstance(cls, type):
-        raise InvalidOption(f"record_type decorates a class, not {cls!r}; pass a name as record_type(name=...)")
+        raise InvalidOption(f"record_type decorates a class, not {quoted(cls)}; pass a name as record_type(name=...)")
     if name is not None and (not isinstance(name, str) or not name):
-        raise InvalidOption(f"record_type(name={name!r}): the name must be a non-empty str")
+        raise InvalidOption(f"record_type(name={quoted(name)}): the name must be a non-empty str")
     _register(cls, name or cls.__name__, writes=True)
     _NAMED.add(cls)
     return cls
@@ -118,7 +119,7 @@ def unpack(tag: str, name: str, stored: Any) -> Any:
             raise UnknownType(name) from None
         # The original message may contain stored data, so it is left out.
         raise StoredDataError(
-            f"a stored {name!r} no longer fits its class ({type(error).__name__}); "
+            f"a stored {quoted(name)} no longer fits its class ({type(error).__name__}); "
             "give new fields a default, and keep the names of enum members"
         ) from error
 
@@ -168,7 +169,7 @@ def _own(tag: str, name: str, cls: type) -> None:
     if not _is_free(tag, name, cls):
         owner = _OWNERS[tag, name]
         raise InvalidOption(
-            f"the name {name!r} is already registered for {owner.__module__}.{owner.__qualname__}; "
+            f"the name {quoted(name)} is already registered for {owner.__module__}.{owner.__qualname__}; "
             f"give {cls.__module__}.{cls.__qualname__} another one with @record_type(name=...)"
         )
     _OWNERS[tag, name] = cls

@@ -22,6 +22,7 @@ from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from stepwell._secrets import quoted
 from stepwell.codec import pieces
 from stepwell.codec.json import MalformedJSON, WrongType, convert, from_json, to_json
 from stepwell.codec.types import PACKERS, unpack
@@ -162,7 +163,9 @@ def _decode_moment(kind: type[dt.datetime] | type[dt.time], stored: Any) -> dt.d
     try:
         return moment.replace(tzinfo=ZoneInfo(zone), fold=fold)
     except ZoneInfoNotFoundError as error:
-        raise StoredDataError(f"the time zone {zone!r} is unknown on this machine; run: pip install tzdata") from error
+        raise StoredDataError(
+            f"the time zone {quoted(zone)} is unknown on this machine; run: pip install tzdata"
+        ) from error
 
 
 def _decimal(value: Decimal) -> str:
@@ -289,7 +292,7 @@ def _children(value: Any) -> list[tuple[str, Any]]:
 
 def step(key: Any) -> str:
     """Return one step of a path: ``.price``, or ``["two words"]``."""
-    return f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r}]"
+    return f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{quoted(key)}]"
 
 
 def _type_name(value: Any) -> str:

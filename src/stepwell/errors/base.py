@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from stepwell._secrets import quoted
+
 
 class StepwellError(Exception):
     """The base class of all errors of the library.
@@ -121,7 +123,8 @@ class InvalidName(InvalidOption):
         self.name: str = name
         self.position: int = position
         super().__init__(
-            f"{what} {name[:100]!r} has the control character {name[position]!r} at position {position}; remove it"
+            f"{what} {quoted(name[:100])} has the control character {quoted(name[position])} at position "
+            f"{position}; remove it"
         )
 
 

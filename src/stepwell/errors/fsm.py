@@ -5,6 +5,7 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Iterable, Mapping
 
+from stepwell._secrets import quoted
 from stepwell.errors.base import StepwellError, UsageError
 
 
@@ -37,7 +38,7 @@ class InvalidFlow(StepwellError, TypeError, ValueError):
     def __init__(self, flow: str, problem: str) -> None:
         self.flow: str = flow
         self.problem: str = problem
-        super().__init__(f"flow {flow!r}: {problem}")
+        super().__init__(f"flow {quoted(flow)}: {problem}")
 
 
 class TransitionError(StepwellError, ValueError):
@@ -79,17 +80,18 @@ class TransitionError(StepwellError, ValueError):
     def _message(self) -> str:
         if self.starting:
             return (
-                f"flow {self.to!r} cannot start while {self.from_!r} is active; call clear_flow() first, "
+                f"flow {quoted(self.to)} cannot start while {quoted(self.from_)} is active; call clear_flow() first, "
                 "or jump with set_state(state, flow=...)"
             )
         if self.flow is None:
-            move = "" if self.to is None else f", so the move to {self.to!r} is not possible"
+            move = "" if self.to is None else f", so the move to {quoted(self.to)} is not possible"
             return f"no flow is active{move}; begin with start_flow(...)"
         if self.to is None:
-            return f"flow {self.flow!r} has no state before {self.from_!r} to go back to"
-        allowed = ", ".join(map(repr, self.allowed)) or "no state (it is a last state, or not declared)"
+            return f"flow {quoted(self.flow)} has no state before {quoted(self.from_)} to go back to"
+        allowed = ", ".join(map(quoted, self.allowed)) or "no state (it is a last state, or not declared)"
         return (
-            f"flow {self.flow!r} does not lead from {self.from_!r} to {self.to!r}; allowed: {allowed}; "
+            f"flow {quoted(self.flow)} does not lead from {quoted(self.from_)} to {quoted(self.to)}; allowed: "
+            f"{allowed}; "
             "declare the move with state(to=[...]), or jump with set_state(...)"
         )
 
@@ -111,7 +113,7 @@ class MigrationError(StepwellError, ValueError):
         self.revision: int = revision
         self.problem: str = problem
         super().__init__(
-            f"flow {flow!r}: a record of revision {revision} could not be migrated: {problem}; "
+            f"flow {quoted(flow)}: a record of revision {revision} could not be migrated: {problem}; "
             "the record is unchanged: fix migrate(old_revision, state, data) and deploy again"
         )
 
@@ -129,8 +131,8 @@ class UnknownFlowError(StepwellError, LookupError):
     def __init__(self, flow: str, known: Iterable[str] = ()) -> None:
         self.flow: str = flow
         self.known: tuple[str, ...] = tuple(known)
-        known_names = ", ".join(map(repr, self.known)) or "none"
-        super().__init__(f"flow {flow!r} is not registered (known: {known_names}); add it to FSM(flows=[...])")
+        known_names = ", ".join(map(quoted, self.known)) or "none"
+        super().__init__(f"flow {quoted(flow)} is not registered (known: {known_names}); add it to FSM(flows=[...])")
 
 
 class UnknownStateError(StepwellError, LookupError):
@@ -149,7 +151,7 @@ class UnknownStateError(StepwellError, LookupError):
         self.flow: str | None = flow
         self.state: str | None = state
         super().__init__(
-            f"the stored state {state!r} of flow {flow!r} is not declared here; declare it again, "
+            f"the stored state {quoted(state)} of flow {quoted(flow)} is not declared here; declare it again, "
             'migrate it, or use on_unknown_state="keep" or "reset"'
         )
 
@@ -228,7 +230,7 @@ class FieldError(StepwellError, TypeError, ValueError):
         self.field: object = field
         self.expected: str = expected
         self.problem: str = problem
-        super().__init__(f"flow {flow!r}: field {field!r} must be {expected}: {problem}")
+        super().__init__(f"flow {quoted(flow)}: field {quoted(field)} must be {expected}: {problem}")
 
 
 class IncompleteData(StepwellError, ValueError):
@@ -249,6 +251,6 @@ class IncompleteData(StepwellError, ValueError):
         #: The problem of each field that does not fit.
         self.wrong: dict[str, str] = dict(wrong or {})
         self.type_name: str = type_name
-        parts = [f"missing {', '.join(map(repr, self.missing))}"] if self.missing else []
-        parts += [f"{name!r}: {problem}" for name, problem in self.wrong.items()]
+        parts = [f"missing {', '.join(map(quoted, self.missing))}"] if self.missing else []
+        parts += [f"{quoted(name)}: {problem}" for name, problem in self.wrong.items()]
         super().__init__(f"the data is not a complete {type_name} yet: {'; '.join(parts)}")

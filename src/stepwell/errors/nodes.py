@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from stepwell._secrets import quoted
 from stepwell.errors.base import StepwellError
 from stepwell.errors.storage import EncodeError
 
@@ -25,9 +26,9 @@ class Unstorable(EncodeError):
         super().__init__(path, type_name, why)
         #: The path of the node; empty for the initial state, the params and signals.
         self.node = node
-        where = f"after node {node!r}" if node else "at the start"
+        where = f"after node {quoted(node)}" if node else "at the start"
         if signal_to is not None:
-            where = f"to run {signal_to!r}"
+            where = f"to run {quoted(signal_to)}"
         self.args: tuple[Any, ...] = (f"{where}: {path} ({type_name}) {why}",)
 
 
@@ -55,7 +56,7 @@ class InvalidGraph(NodeFlowError, ValueError):
     def __init__(self, flow: str, problems: list[str]) -> None:
         self.flow = flow
         self.problems = problems
-        super().__init__(f"flow {flow!r} cannot run: {'; '.join(problems)}")
+        super().__init__(f"flow {quoted(flow)} cannot run: {'; '.join(problems)}")
 
 
 class InvalidAction(NodeFlowError, TypeError):
@@ -75,7 +76,7 @@ class InvalidAction(NodeFlowError, TypeError):
         self.node = node
         self.type_name = type_name
         super().__init__(
-            f"post of node {node!r} returned {type_name}; return an action (a string, END or None), "
+            f"post of node {quoted(node)} returned {type_name}; return an action (a string, END or None), "
             "or a pair (action, {field: value}) to change the shared state"
         )
 
@@ -98,7 +99,7 @@ class UnknownAction(NodeFlowError, LookupError):
         self.action = action
         self.known = known
         super().__init__(
-            f"node {node!r} returned {action!r}, but its edges are {known}; add an edge for it, "
+            f"node {quoted(node)} returned {quoted(action)}, but its edges are {known}; add an edge for it, "
             "return END to end the flow, or give the flow on_unknown_action='end' or 'default'"
         )
 
@@ -120,7 +121,9 @@ class InvalidItems(NodeFlowError, TypeError):
         self.node = node
         self.type_name = type_name
         self.hint = hint
-        super().__init__(f"prep of batch {node!r} returned {type_name}, which is not a collection of items; {hint}")
+        super().__init__(
+            f"prep of batch {quoted(node)} returned {type_name}, which is not a collection of items; {hint}"
+        )
 
 
 class NodeTimeout(NodeFlowError, TimeoutError):
@@ -139,7 +142,7 @@ class NodeTimeout(NodeFlowError, TimeoutError):
     def __init__(self, node: str, timeout: float) -> None:
         self.node = node
         self.timeout = timeout
-        super().__init__(f"exec of node {node!r} took longer than its timeout of {timeout:g} s")
+        super().__init__(f"exec of node {quoted(node)} took longer than its timeout of {timeout:g} s")
 
 
 class TooManySteps(NodeFlowError, RuntimeError):
@@ -158,7 +161,7 @@ class TooManySteps(NodeFlowError, RuntimeError):
         self.max_steps = max_steps
         self.node = node
         super().__init__(
-            f"flow {flow!r} has visited {max_steps} nodes, and the next one is {node!r}; "
+            f"flow {quoted(flow)} has visited {max_steps} nodes, and the next one is {quoted(node)}; "
             "if this is not an endless loop, increase max_steps"
         )
 
@@ -184,8 +187,9 @@ class MergeConflict(NodeFlowError, ValueError):
         self.field = field
         self.branches = branches
         super().__init__(
-            f"branches {branches} of {node!r} all changed {field!r}; let only one of them write it, or give "
-            f"a merge function: parallel(..., merge={{{field!r}: function_of_the_list_of_values}})"
+            f"branches {branches} of {quoted(node)} all changed {quoted(field)}; let only one of them write "
+            "it, or give "
+            f"a merge function: parallel(..., merge={{{quoted(field)}: function_of_the_list_of_values}})"
         )
 
 
@@ -267,6 +271,6 @@ class ExecutorError(NodeFlowError, RuntimeError):
         self.what = what
         self.why = why
         super().__init__(
-            f"{what} of node {node!r} cannot be sent between processes ({why}); "
+            f"{what} of node {quoted(node)} cannot be sent between processes ({why}); "
             "make it picklable, or use threads: executor=ThreadPoolExecutor()"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from stepwell._secrets import quoted
 from stepwell.errors.nodes import NodeFlowError
 from stepwell.errors.storage import Busy
 from stepwell.errors.stored_data import CorruptRecord
@@ -27,8 +28,10 @@ class RunReplaced(CorruptRecord):
         super().__init__(place, "its graph", "is missing")
         self.flow_id = flow_id
         self.args: tuple[Any, ...] = (
-            f"the state of run {flow_id!r} was replaced from outside, not merged, so the run cannot continue; remove "
-            f"it with StateStorage(storage).cleanup({flow_id!r}) and run it again. Use merge_state() to change fields "
+            f"the state of run {quoted(flow_id)} was replaced from outside, not merged, so the run cannot "
+            "continue; remove "
+            f"it with StateStorage(storage).cleanup({quoted(flow_id)}) and run it again. Use merge_state() to "
+            "change fields "
             "of a run: update_state() replaces the whole record",
         )
 
@@ -54,13 +57,15 @@ class RunBusy(Busy):
         #: The partition that another run has, if this run waits for it.
         self.partition: str | None = partition
         self.args: tuple[Any, ...] = (
-            f"run {flow_id!r} waits for its partition {partition}, in which another run comes before it; a worker "
+            f"run {quoted(flow_id)} waits for its partition {partition}, in which another run comes before "
+            "it; a worker "
             "starts it when that run has ended"
             if partition is not None
-            else f"run {flow_id!r} is still running elsewhere after {waited:g} s, so the answer was not stored; "
+            else f"run {quoted(flow_id)} is still running elsewhere after {waited:g} s, so the answer was not stored; "
             "flow.answer() stores it while the run is busy"
             if answer
-            else f"run {flow_id!r} is still running elsewhere after {waited:g} s, longer than the lease of a dead "
+            else f"run {quoted(flow_id)} is still running elsewhere after {waited:g} s, longer than the lease "
+            "of a dead "
             "runner; leave it to its runner, flow.status() shows its progress",
         )
 
@@ -99,13 +104,14 @@ class Parked(NodeFlowError):
         #: When the wait times out, in seconds since 1970 on the storage's clock.
         self.deadline = deadline
         super().__init__(
-            f"run {flow_id!r} waits at {node!r}; continue it with flow.resume({id!r}, answer), "
+            f"run {quoted(flow_id)} waits at {quoted(node)}; continue it with flow.resume({quoted(id)}, answer), "
             "in this process or in another one"
             if id
-            else f"run {flow_id!r} waits at {node!r} for its child runs; a worker resumes it when they have ended"
+            else f"run {quoted(flow_id)} waits at {quoted(node)} for its child runs; a worker resumes it when "
+            "they have ended"
             if for_children
-            else f"run {flow_id!r} sleeps at {node!r}{_until(deadline)}; a worker resumes it then, "
-            f"or flow.resume({flow_id!r})"
+            else f"run {quoted(flow_id)} sleeps at {quoted(node)}{_until(deadline)}; a worker resumes it then, "
+            f"or flow.resume({quoted(flow_id)})"
         )
 
 
@@ -125,7 +131,7 @@ class RunPaused(Parked):
     def __init__(self, flow_id: str, node: str) -> None:
         super().__init__("", flow_id, node, None, None)
         self.args: tuple[Any, ...] = (
-            f"run {flow_id!r} was paused at {node!r}; continue it with flow.resume({flow_id!r})",
+            f"run {quoted(flow_id)} was paused at {quoted(node)}; continue it with flow.resume({quoted(flow_id)})",
         )
 
 
@@ -146,9 +152,9 @@ class RunExists(NodeFlowError, ValueError):
         super().__init__(
             f"{_only_a_state(flow_id)}, or give another flow_id"
             if state_only
-            else f"run {flow_id!r} exists already, as a run of flow {flow!r}; give another flow_id"
+            else f"run {quoted(flow_id)} exists already, as a run of flow {quoted(flow)}; give another flow_id"
             if flow is not None
-            else f"run {flow_id!r} exists already; continue it with flow.resume({flow_id!r}) or "
+            else f"run {quoted(flow_id)} exists already; continue it with flow.resume({quoted(flow_id)}) or "
             "run(if_exists='resume'), or give another flow_id"
         )
 
@@ -169,7 +175,7 @@ class UnknownRun(NodeFlowError, LookupError):
         super().__init__(
             f"{_only_a_state(flow_id)}, and then start the run"
             if state_only
-            else f"there is no run {flow_id!r} in this storage; check the id and the storage. A run that has "
+            else f"there is no run {quoted(flow_id)} in this storage; check the id and the storage. A run that has "
             "finished is removed, unless keep=... keeps it"
         )
 
@@ -186,7 +192,7 @@ class UnknownSchedule(NodeFlowError, LookupError):
     def __init__(self, name: str) -> None:
         self.name = name
         super().__init__(
-            f"there is no schedule {name!r} in this storage; add it with worker(..., schedules=[...]) or "
+            f"there is no schedule {quoted(name)} in this storage; add it with worker(..., schedules=[...]) or "
             "Schedules(storage).add(...)"
         )
 
@@ -206,10 +212,11 @@ class RunFinished(NodeFlowError, RuntimeError):
         #: The id of the wait that was answered too late, if another run of the same id has begun since.
         self.wait_id = wait_id
         super().__init__(
-            f"run {flow_id!r} has finished; keep=True (or seconds) keeps its final state for a resume"
+            f"run {quoted(flow_id)} has finished; keep=True (or seconds) keeps its final state for a resume"
             if wait_id is None
-            else f"{wait_id!r} belongs to an earlier run {flow_id!r}, which has ended, so the answer was not stored; "
-            f"flow.status({flow_id!r}) shows the waits of the current run"
+            else f"{quoted(wait_id)} belongs to an earlier run {quoted(flow_id)}, which has ended, so the "
+            "answer was not stored; "
+            f"flow.status({quoted(flow_id)}) shows the waits of the current run"
         )
 
 
@@ -237,8 +244,9 @@ class RunFailed(NodeFlowError, RuntimeError):
         self.type_name: str = type_name
         self.message: str = message
         super().__init__(
-            f"run {flow_id!r} failed at node {node!r} with {type_name}: {message}; fix the cause, then call "
-            f"flow.resume({flow_id!r})"
+            f"run {quoted(flow_id)} failed at node {quoted(node)} with {type_name}: {message}; fix the cause, "
+            "then call "
+            f"flow.resume({quoted(flow_id)})"
         )
 
 
@@ -256,7 +264,7 @@ class RunCancelled(NodeFlowError, RuntimeError):
     def __init__(self, flow_id: str, reason: str | None = None) -> None:
         self.flow_id: str = flow_id
         self.reason: str | None = reason
-        super().__init__(f"run {flow_id!r} was cancelled{f': {reason}' if reason else ''}")
+        super().__init__(f"run {quoted(flow_id)} was cancelled{f': {reason}' if reason else ''}")
 
 
 class RunStuck(NodeFlowError, RuntimeError):
@@ -275,7 +283,9 @@ class RunStuck(NodeFlowError, RuntimeError):
     def __init__(self, flow_id: str, reason: str) -> None:
         self.flow_id: str = flow_id
         self.reason: str = reason
-        super().__init__(f"run {flow_id!r} is stuck: {reason}; fix the cause, then call flow.resume({flow_id!r})")
+        super().__init__(
+            f"run {quoted(flow_id)} is stuck: {reason}; fix the cause, then call flow.resume({quoted(flow_id)})"
+        )
 
 
 class FlowChanged(NodeFlowError, ValueError):
@@ -303,11 +313,13 @@ class FlowChanged(NodeFlowError, ValueError):
 
     def _text(self) -> str:
         return (
-            f"run {self.flow_id!r} does not fit the present graph of its flow: {'; '.join(self.differences)}; give "
-            f"the flow renamed= or revision= with migrate=, then call flow.resume({self.flow_id!r}), or remove the run "
+            f"run {quoted(self.flow_id)} does not fit the present graph of its flow: "
+            f"{'; '.join(self.differences)}; give "
+            f"the flow renamed= or revision= with migrate=, then call flow.resume({quoted(self.flow_id)}), or "
+            "remove the run "
             "with StateStorage(storage).cleanup()"
             if self.stuck
-            else f"run {self.flow_id!r} cannot be {self.asked} with this flow: {'; '.join(self.differences)}"
+            else f"run {quoted(self.flow_id)} cannot be {self.asked} with this flow: {'; '.join(self.differences)}"
         )
 
 
@@ -326,7 +338,7 @@ class RunIsNewer(FlowChanged):
 
     def _text(self) -> str:
         return (
-            f"a newer release has written run {self.flow_id!r}, so it was left unchanged: "
+            f"a newer release has written run {quoted(self.flow_id)}, so it was left unchanged: "
             f"{'; '.join(self.differences)}; resume it with that release"
         )
 
@@ -340,6 +352,6 @@ def _until(deadline: float | None) -> str:
 
 def _only_a_state(flow_id: str) -> str:
     return (
-        f"there is no run {flow_id!r} in this storage, only a state from update_state() or merge_state(); "
-        f"remove it with StateStorage(storage).cleanup({flow_id!r})"
+        f"there is no run {quoted(flow_id)} in this storage, only a state from update_state() or merge_state(); "
+        f"remove it with StateStorage(storage).cleanup({quoted(flow_id)})"
     )

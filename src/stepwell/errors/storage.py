@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stepwell._secrets import quoted
 from stepwell.errors.base import StepwellError
 
 
@@ -28,7 +29,7 @@ class UnknownScheme(StepwellError, ValueError):
         self.scheme: str = scheme
         self.known: list[str] = known
         problem = (
-            f"no storage is installed for {scheme!r}"
+            f"no storage is installed for {quoted(scheme)}"
             if scheme
             else "the URL of the storage has no scheme; write it like sqlite:///bot.db"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stepwell._secrets import quoted
 from stepwell.errors.base import StepwellError
 
 
@@ -55,12 +56,12 @@ class UnknownType(StoredDataError):
         self.name: str = name
         if name.startswith("$"):
             super().__init__(
-                f"a stored value has the tag {name!r}, which this release does not support; upgrade stepwell"
+                f"a stored value has the tag {quoted(name)}, which this release does not support; upgrade stepwell"
             )
             return
         super().__init__(
-            f"a stored value has the type {name!r}, which is not registered here; import the module that "
-            f"declares it, or register its successor with @record_type(name={name!r})"
+            f"a stored value has the type {quoted(name)}, which is not registered here; import the module that "
+            f"declares it, or register its successor with @record_type(name={quoted(name)})"
         )
 
 
@@ -91,7 +92,9 @@ class KeyMissing(StoredDataError):
             todo = "the names of this storage are encrypted; pass names_key=..., or set STEPWELL_NAMES_KEY"
         else:
             todo = f"the keys here have the ids {', '.join(known)}; add the missing key behind them"
-        super().__init__(f"the record at {place} is encrypted: {what} needs the key with the id {key_id!r}; {todo}")
+        super().__init__(
+            f"the record at {place} is encrypted: {what} needs the key with the id {quoted(key_id)}; {todo}"
+        )
 
 
 class NotEncrypted(StoredDataError):

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextvars import ContextVar
 from typing import Any
 
+from stepwell._secrets import quoted
 from stepwell.codec import encode_namespace
 from stepwell.errors import InvalidOption, StorageError, StoredDataError
 from stepwell.fsm import keys
@@ -72,7 +73,8 @@ async def forget(fsm: Machine, user: int | None, chat: int | None) -> Forgotten:
             for address in addresses:
                 if again[address] == MOST_ROUNDS:
                     raise StorageError(
-                        f"{address.text} was deleted {MOST_ROUNDS} times and is still listed for {tag!r}; either a "
+                        f"{address.text} was deleted {MOST_ROUNDS} times and is still listed for "
+                        f"{quoted(tag)}; either a "
                         "process keeps writing it, or the storage's index of tags is damaged"
                     )
                 if places is not None:

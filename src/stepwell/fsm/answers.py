@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Any
 from uuid import UUID
 
+from stepwell._secrets import quoted
 from stepwell.codec.json import WrongType, convert
 from stepwell.errors import FieldError, InvalidOption
 from stepwell.fsm import typed
@@ -65,7 +66,7 @@ class Question:
 def fields_of(model: Any) -> dict[str, typed.DataField]:
     """Return the fields of a model by name. Raises ``InvalidOption`` for another type."""
     if not typed.is_data_type(model) or issubclass(model, dict):
-        raise InvalidOption(f"Form() takes a dataclass, msgspec Struct or pydantic model, got {model!r}")
+        raise InvalidOption(f"Form() takes a dataclass, msgspec Struct or pydantic model, got {quoted(model)}")
     return typed.fields_of(model)
 
 
@@ -87,7 +88,7 @@ def _question(model: type, name: str, field: typed.DataField, parsed: bool) -> Q
     if not parsed and (_is_compound(kind) or not (reads_itself or kind in _READERS or _is_readable(kind))):
         raise InvalidOption(
             f"{model.__name__}.{name} is a {kind}, which cannot be read from a text; "
-            f"pass a function of the text: parse={{{name!r}: ...}}"
+            f"pass a function of the text: parse={{{quoted(name)}: ...}}"
         )
     default: Callable[[], Any] | None = None
     if not field.required:
@@ -105,7 +106,7 @@ def _question(model: type, name: str, field: typed.DataField, parsed: bool) -> Q
     for key in keys:
         if keys.count(key) > 1:
             raise InvalidOption(
-                f"{model.__name__}.{name} has two choices with the text {key!r}; give each its own text"
+                f"{model.__name__}.{name} has two choices with the text {quoted(key)}; give each its own text"
             )
     return Question(name=name, kind=kind, reads_itself=reads_itself, default=default, choices=choices)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Self
 
+from stepwell._secrets import quoted
 from stepwell.codec import check_name
 from stepwell.codec.secret import register_data
 from stepwell.errors import InvalidFlow, InvalidOption, UnknownFlowError
@@ -138,10 +139,10 @@ class FlowDescription:
             return None
         other = getattr(state, "flow_name", None)
         if other in (None, self.name):
-            return f"{state!r} is not a state of flow {self.name!r}; {_states(self)}"
+            return f"{quoted(state)} is not a state of flow {quoted(self.name)}; {_states(self)}"
         return (
-            f"{str(state)!r} belongs to flow {other!r}, not to {self.name!r}; "
-            f"jump there with set_state({str(state)!r}, flow={other!r})"
+            f"{quoted(str(state))} belongs to flow {quoted(other)}, not to {quoted(self.name)}; "
+            f"jump there with set_state({quoted(str(state))}, flow={quoted(other)})"
         )
 
     def targets(self, from_: str | None) -> tuple[str, ...]:
@@ -186,7 +187,7 @@ def describe(flow: object) -> FlowDescription:
         ) from error
     odd = [each for each in states if not isinstance(each, str)]
     if odd:
-        raise InvalidFlow(name, f"a state must be a string, got {odd[0]!r}")
+        raise InvalidFlow(name, f"a state must be a string, got {quoted(odd[0])}")
     return checked(
         FlowDescription(
             name=name,
@@ -216,7 +217,7 @@ def checked(flow: FlowDescription) -> FlowDescription:
     """
     check_name("the flow", flow.name)
     for state in flow.states:
-        check_name(f"flow {flow.name!r}: the state", state)
+        check_name(f"flow {quoted(flow.name)}: the state", state)
     for problem in _problems(flow):
         raise InvalidFlow(flow.name, problem)
     if flow.data is not None:
@@ -231,7 +232,7 @@ def checked(flow: FlowDescription) -> FlowDescription:
     )
     for unreached in _unreachable(frozen):
         warning = (
-            f"flow {flow.name!r}: no path leads from {flow.default_state!r} to {str(unreached)!r}; "
+            f"flow {quoted(flow.name)}: no path leads from {quoted(flow.default_state)} to {quoted(str(unreached))}; "
             "list it in a to=[...], or enter it with set_state(...)"
         )
         warnings.warn(warning, UnreachableState, stacklevel=3)
@@ -240,22 +241,24 @@ def checked(flow: FlowDescription) -> FlowDescription:
 
 def _problems(flow: FlowDescription) -> Iterator[str]:
     not_declared = f"which is not declared; {_states(flow)}"
-    yield from (f"state {str(each)!r} is declared twice" for each in flow.states if flow.states.count(each) > 1)
+    yield from (f"state {quoted(str(each))} is declared twice" for each in flow.states if flow.states.count(each) > 1)
     for state, targets in flow.transitions.items():
         if state not in flow.states:
-            yield f"transitions are declared for {state!r}, {not_declared}"
-        yield from (f"state {state!r} leads to {to!r}, {not_declared}" for to in targets if to not in flow.states)
+            yield f"transitions are declared for {quoted(state)}, {not_declared}"
+        yield from (
+            f"state {quoted(state)} leads to {quoted(to)}, {not_declared}" for to in targets if to not in flow.states
+        )
     if flow.default_state is not None and flow.default_state not in flow.states:
-        yield f"default_state is {flow.default_state!r}, {not_declared}"
+        yield f"default_state is {quoted(flow.default_state)}, {not_declared}"
     for state, timeout in flow.timeouts.items():
         if not callable(timeout.then) and timeout.then is not None and timeout.then not in flow.states:
-            yield f"state {state!r} times out to {timeout.then!r}, {not_declared}"
+            yield f"state {quoted(state)} times out to {quoted(timeout.then)}, {not_declared}"
     if flow.data is not None and not is_data_type(flow.data):
-        yield f"data= must be a dataclass, msgspec Struct, TypedDict or pydantic model, got {flow.data!r}"
+        yield f"data= must be a dataclass, msgspec Struct, TypedDict or pydantic model, got {quoted(flow.data)}"
     if type(flow.revision) is not int or flow.revision < 1:
-        yield f"revision= must be an int of at least 1, got {flow.revision!r}"
+        yield f"revision= must be an int of at least 1, got {quoted(flow.revision)}"
     if flow.ttl is not None and (not isinstance(flow.ttl, int | float) or not flow.ttl > 0):
-        yield f"ttl= must be a number of seconds above 0, got {flow.ttl!r}"
+        yield f"ttl= must be a number of seconds above 0, got {quoted(flow.ttl)}"
 
 
 def _states(flow: FlowDescription) -> str:
@@ -284,14 +287,15 @@ class Flows(dict[str, FlowDescription]):
     def __init__(self, flows: Iterable[object]) -> None:
         super().__init__()
         if not isinstance(flows, Iterable) or isinstance(flows, str):
-            given = getattr(flows, "__name__", repr(flows))
+            given = getattr(flows, "__name__", quoted(flows))
             raise InvalidOption(f"flows takes a list, even of one flow: FSM(..., flows=[{given}])")
         for flow in flows:
             description = describe(flow)
             known = self.setdefault(description.name, description)
             if known is not description:
                 raise InvalidFlow(
-                    description.name, f"two flows have this name: {known.source!r} and {description.source!r}"
+                    description.name,
+                    f"two flows have this name: {quoted(known.source)} and {quoted(description.source)}",
                 )
 
     def find(self, flow: object) -> FlowDescription:
@@ -308,8 +312,9 @@ def name_of(flow: object) -> str:
     if isinstance(flow, StateName) and flow.flow_name is not None:
         state, owner = str(flow), flow.flow_name
         raise InvalidOption(
-            f"{state!r} is a state of flow {owner!r}, and a flow is expected; pass the flow {owner!r}, or enter the "
-            f"state with set_state({state!r}, flow={owner!r})"
+            f"{quoted(state)} is a state of flow {quoted(owner)}, and a flow is expected; pass the flow "
+            f"{quoted(owner)}, or enter the "
+            f"state with set_state({quoted(state)}, flow={quoted(owner)})"
         )
     if isinstance(flow, str):
         return str(flow)

@@ -11,6 +11,7 @@ from hashlib import blake2b
 from typing import Any, TypeAlias
 from urllib.parse import quote, unquote
 
+from stepwell._secrets import quoted
 from stepwell.codec.values import conform
 from stepwell.errors import EncodeError, InvalidOption, TooLarge
 from stepwell.slot import Json, Slot
@@ -120,7 +121,7 @@ def _text(update_id: int | str) -> str:
         # Marked, so that "1" is not 1; quoted, so that no space, quote or backslash is in it.
         return "'" + quote(update_id, safe="", errors="surrogatepass")
     if isinstance(update_id, bool) or not isinstance(update_id, int):
-        raise InvalidOption(f"an update's id must be an int or a str, not {update_id!r}")
+        raise InvalidOption(f"an update's id must be an int or a str, not {quoted(update_id)}")
     # Python raises ValueError for the decimal form of a very large int.
     return str(update_id) if -_LARGE < update_id < _LARGE else hex(update_id)
 

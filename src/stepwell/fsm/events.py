@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption, StepwellError
 from stepwell.fsm.base import Machine
 from stepwell.fsm.update import Update
@@ -321,9 +322,11 @@ def subscribe(callback: FSMSubscriber) -> Callable[[], None]:
 def add_subscriber(to: list[FSMSubscriber], callback: FSMSubscriber) -> Callable[[], None]:
     """Add a callback to a list of subscribers. Return a function that removes it."""
     if not callable(callback):
-        raise InvalidOption(f"subscribe() takes a function of the event, got {callback!r}")
+        raise InvalidOption(f"subscribe() takes a function of the event, got {quoted(callback)}")
     if any(map(inspect.iscoroutinefunction, (callback, type(callback).__call__))):
-        raise InvalidOption(f"{callback!r} is an async def, which is not supported; pass a def that fills a queue")
+        raise InvalidOption(
+            f"{quoted(callback)} is an async def, which is not supported; pass a def that fills a queue"
+        )
     to.append(callback)
 
     def unsubscribe() -> None:

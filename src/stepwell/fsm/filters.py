@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import Any, TypeAlias
 
+from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption
 from stepwell.fsm.context import Context
 from stepwell.fsm.description import name_of
@@ -94,11 +95,11 @@ def as_filter(given: Filter | Condition) -> Filter:
         return given
     if inspect.iscoroutinefunction(given) or inspect.iscoroutinefunction(getattr(given, "__call__", None)):  # noqa: B004
         raise InvalidOption(
-            f"{given!r} is an async def, which would match every update; a filter must be a plain function"
+            f"{quoted(given)} is an async def, which would match every update; a filter must be a plain function"
         )
     if callable(given) and not isinstance(given, type):
         return _FunctionFilter(given)
-    raise InvalidOption(f"{given!r} is not a filter; pass a filter of stepwell.fsm, or a function of the context")
+    raise InvalidOption(f"{quoted(given)} is not a filter; pass a filter of stepwell.fsm, or a function of the context")
 
 
 class _FunctionFilter(Filter):
@@ -113,7 +114,8 @@ class _FunctionFilter(Filter):
             if inspect.iscoroutine(result):
                 result.close()
             raise InvalidOption(
-                f"the filter {self.function!r} returned an awaitable, which would match every update; make it a def"
+                f"the filter {quoted(self.function)} returned an awaitable, which would match every update; "
+                "make it a def"
             )
         return bool(result)
 
@@ -194,7 +196,7 @@ class fsm_state(Filter):  # noqa: N801
         elif isinstance(state, str):
             self.flow, self.state = getattr(state, "flow_name", None), str(state)
         elif state is not None:
-            raise InvalidOption(f"fsm_state({state!r}): pass a state, its name, None, or a (key, value) pair")
+            raise InvalidOption(f"fsm_state({quoted(state)}): pass a state, its name, None, or a (key, value) pair")
 
     def __call__(self, ctx: Context[Any], /) -> bool:
         if self.field:
@@ -245,7 +247,9 @@ class command(Filter):  # noqa: N801
     def __init__(self, *names: str, bot: str | None = None, edited: bool = False) -> None:
         for name in names:
             if not isinstance(name, str) or not re.fullmatch(r"/?[A-Za-z0-9_]+", name):
-                raise InvalidOption(f"command({name!r}): a command consists of letters, digits and _, such as 'start'")
+                raise InvalidOption(
+                    f"command({quoted(name)}): a command consists of letters, digits and _, such as 'start'"
+                )
         self.names: frozenset[str] = frozenset(name.removeprefix("/").lower() for name in names)
         self.bot: str | None = bot.removeprefix("@").lower() if bot else None
         self.edited: bool = edited
@@ -333,7 +337,9 @@ class kind(Filter):  # noqa: N801
             # A kind that resembles no known one may be new.
             near = get_close_matches(name, KINDS, n=1, cutoff=SIMILAR)
             if name not in KINDS and near:
-                raise InvalidOption(f"kind({name!r}): Telegram has no updates of this kind; did you mean {near[0]!r}?")
+                raise InvalidOption(
+                    f"kind({quoted(name)}): Telegram has no updates of this kind; did you mean {quoted(near[0])}?"
+                )
         self.names: frozenset[str] = frozenset(names)
 
     def __call__(self, ctx: Context[Any], /) -> bool:
@@ -353,7 +359,7 @@ def _pattern(name: str, pattern: Any) -> str | re.Pattern[str] | None:
         return pattern
     if isinstance(pattern, re.Pattern) and isinstance(pattern.pattern, str):
         return pattern
-    raise InvalidOption(f"{name}({pattern!r}): pass a string, or a regex made with re.compile()")
+    raise InvalidOption(f"{name}({quoted(pattern)}): pass a string, or a regex made with re.compile()")
 
 
 def _matches(pattern: str | re.Pattern[str], value: str, ctx: Context[Any]) -> bool:

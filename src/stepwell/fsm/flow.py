@@ -7,6 +7,7 @@ from datetime import timedelta
 from math import inf
 from typing import Any, ClassVar
 
+from stepwell._secrets import quoted
 from stepwell.errors import InvalidFlow
 from stepwell.fsm.description import RESERVED, FlowDescription, StateName, Timeout, checked
 from stepwell.fsm.diagram import diagram as draw
@@ -102,11 +103,11 @@ class Flow:
             problem = f"{parent.__name__} is a complete flow; derive from Flow and declare all states again"
             raise InvalidFlow(cls.__name__, problem)
         if not isinstance(name, str) or not name:
-            problem = f'a flow needs a name, a string: class {cls.__name__}(Flow, name="..."); got {name!r}'
+            problem = f'a flow needs a name, a string: class {cls.__name__}(Flow, name="..."); got {quoted(name)}'
             raise InvalidFlow(cls.__name__, problem)
         for computed in ("flow_name", "states", "transitions"):
             if computed in vars(cls) and not isinstance(vars(cls)[computed], _Declaration):
-                raise InvalidFlow(name, f"{computed!r} is computed from name= and the states; remove it")
+                raise InvalidFlow(name, f"{quoted(computed)} is computed from name= and the states; remove it")
         check_hooks(cls, name)
         declarations = _declarations(cls, name)
         default = vars(cls).get("default_state")
@@ -168,20 +169,22 @@ def _declarations(cls: type, flow: str) -> dict[str, _Declaration]:
                 raise _reserved(flow, name)
             twin = next((other for other, declaration in found.items() if declaration is value), None)
             if twin is not None:
-                raise InvalidFlow(flow, f"{twin!r} and {name!r} are the same state(); call state() for each")
+                raise InvalidFlow(
+                    flow, f"{quoted(twin)} and {quoted(name)} are the same state(); call state() for each"
+                )
             found[name] = value
     return found
 
 
 def _reserved(flow: str, name: str) -> InvalidFlow:
-    return InvalidFlow(flow, f"a state cannot be called {name!r}; the reserved names are {', '.join(RESERVED)}")
+    return InvalidFlow(flow, f"a state cannot be called {quoted(name)}; the reserved names are {', '.join(RESERVED)}")
 
 
 def _targets(flow: str, name: str, to: Iterable[str], resolved: Callable[[Any], Any]) -> tuple[str, ...]:
     if isinstance(to, str) and not isinstance(to, _Declaration):
-        raise InvalidFlow(flow, f"state {name!r}: to= takes a list of states, write to=[{to!r}]")
+        raise InvalidFlow(flow, f"state {quoted(name)}: to= takes a list of states, write to=[{quoted(to)}]")
     if isinstance(to, _Declaration) or not isinstance(to, Iterable):
-        raise InvalidFlow(flow, f"state {name!r}: to= takes a list of states")
+        raise InvalidFlow(flow, f"state {quoted(name)}: to= takes a list of states")
     return tuple(dict.fromkeys(resolved(target) for target in to))
 
 
@@ -190,10 +193,14 @@ def _timeout(flow: str, name: str, declaration: _Declaration, resolved: Callable
     if seconds is None:
         if then is not None or declaration.idle:
             option = "on_timeout=" if then is not None else "idle=True"
-            raise InvalidFlow(flow, f"state {name!r}: {option} needs a timeout=")
+            raise InvalidFlow(flow, f"state {quoted(name)}: {option} needs a timeout=")
         return None
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < inf:
-        raise InvalidFlow(flow, f"state {name!r}: timeout= must be a number of seconds above 0, got {seconds!r}")
+        raise InvalidFlow(
+            flow, f"state {quoted(name)}: timeout= must be a number of seconds above 0, got {quoted(seconds)}"
+        )
     if callable(then) and not takes(then, 1):
-        raise InvalidFlow(flow, f"state {name!r}: on_timeout= takes a state or a function of the context, got {then!r}")
+        raise InvalidFlow(
+            flow, f"state {quoted(name)}: on_timeout= takes a state or a function of the context, got {quoted(then)}"
+        )
     return Timeout(seconds=float(seconds), then=then, idle=declaration.idle)

@@ -14,6 +14,7 @@ from types import new_class
 from typing import Any, ClassVar, Generic, TypeVar
 
 from stepwell import _portal
+from stepwell._secrets import quoted
 from stepwell.codec import ensure_registered
 from stepwell.errors import FieldError, IncompleteData, InvalidOption, UsageError
 from stepwell.fsm import filters, typed
@@ -74,7 +75,7 @@ class Form(Generic[T]):
         strings: Strings | None = None,
     ) -> None:
         if not isinstance(name, str) or not name or len(name.encode()) > NAME_LIMIT or ":" in name:
-            raise InvalidOption(f"Form(name={name!r}): the name must have 1 to {NAME_LIMIT} bytes, and no colon")
+            raise InvalidOption(f"Form(name={quoted(name)}): the name must have 1 to {NAME_LIMIT} bytes, and no colon")
         self.model: type[T] = model
         self.name: str = name
         self._on_done = on_done
@@ -91,7 +92,7 @@ class Form(Generic[T]):
             for field, function in functions.items():
                 if not callable(function) or (option == "parse" and inspect.iscoroutinefunction(function)):
                     what = "a def function of the text" if option == "parse" else "a function (ctx, value)"
-                    raise InvalidOption(f"{option}={{{field!r}: ...}} takes {what}, got {function!r}")
+                    raise InvalidOption(f"{option}={{{quoted(field)}: ...}} takes {what}, got {quoted(function)}")
         self._questions = {each.name: each for each in questions_of(model, chosen, self._parse)}
         self._wording = Wording(self._questions, asked, {} if strings is None else strings)
         self._buttons = FormButtons(name, self._questions, self._wording)
@@ -115,7 +116,7 @@ class Form(Generic[T]):
             ctx.update_data(known)
             following = self._next_state(ctx)
             if following is None:
-                raise UsageError(f"the form {self.name!r} has nothing to ask, because all fields are known")
+                raise UsageError(f"the form {quoted(self.name)} has nothing to ask, because all fields are known")
             ctx.set_state(following)
             self.repeat(ctx)
         return started

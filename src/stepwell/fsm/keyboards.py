@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
+from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption
 
 __all__ = ["Rows", "button", "keyboard", "remove_keyboard", "reply_keyboard"]
@@ -26,7 +27,7 @@ def button(text: str, *, data: str | None = None, url: str | None = None) -> dic
         markup = keyboard([[button("Yes", data="yes"), button("Terms", url="https://example.org/terms")]])
     """
     if (data is None) == (url is None):
-        raise InvalidOption(f"button({text!r}) takes either data= or url=")
+        raise InvalidOption(f"button({quoted(text)}) takes either data= or url=")
     action = {"url": url} if data is None else {"callback_data": data}
     return _checked_inline({"text": text, **action})
 
@@ -89,7 +90,7 @@ def _checked_rows(function: str, rows: Rows) -> list[list[str | Mapping[str, Any
     example = f'{function}([["Yes", "No"]])'
     checked: list[list[str | Mapping[str, Any]]] = []
     for row in _listed(rows, f"{function}() takes a list of rows: {example}"):
-        buttons = _listed(row, f"{function}(): the row {row!r} is not a list of buttons; write {example}")
+        buttons = _listed(row, f"{function}(): the row {quoted(row)} is not a list of buttons; write {example}")
         if not buttons:
             raise InvalidOption(f"{function}(): row {len(checked) + 1} is empty; remove it")
         checked.append(buttons)
@@ -107,26 +108,30 @@ def _listed(given: Any, problem: str) -> list[Any]:
 def _checked_inline(given: Mapping[str, Any]) -> dict[str, Any]:
     made, text = _checked_text(given)
     if len(made) == 1:
-        raise InvalidOption(f"the button {text!r} does nothing; give it data= or url=: button({text!r}, data=...)")
+        raise InvalidOption(
+            f"the button {quoted(text)} does nothing; give it data= or url=: button({quoted(text)}, data=...)"
+        )
     if "callback_data" in made:
         _check_data(text, made["callback_data"])
     if "url" in made and (not isinstance(made["url"], str) or not made["url"]):
-        raise InvalidOption(f"the url of the button {text!r} must be a string, got {made['url']!r}")
+        raise InvalidOption(f"the url of the button {quoted(text)} must be a string, got {quoted(made['url'])}")
     return made
 
 
 def _check_data(text: str, data: object) -> None:
     if not isinstance(data, str) or not data:
         raise InvalidOption(
-            f"the data of the button {text!r} must be a string of 1 to {DATA_LIMIT} bytes, got {data!r}"
+            f"the data of the button {quoted(text)} must be a string of 1 to {DATA_LIMIT} bytes, got {quoted(data)}"
         )
     try:
         size = len(data.encode())
     except UnicodeEncodeError:
-        raise InvalidOption(f"the data of the button {text!r} contains a lone surrogate, got {data!r}") from None
+        raise InvalidOption(
+            f"the data of the button {quoted(text)} contains a lone surrogate, got {quoted(data)}"
+        ) from None
     if size > DATA_LIMIT:
         raise InvalidOption(
-            f"the data of the button {text!r} has {size} bytes, and Telegram accepts at most {DATA_LIMIT}; "
+            f"the data of the button {quoted(text)} has {size} bytes, and Telegram accepts at most {DATA_LIMIT}; "
             "send an id, and keep the rest in ctx.data"
         )
 
@@ -136,15 +141,15 @@ def _checked_reply(given: Mapping[str, Any]) -> dict[str, Any]:
     for field in ("callback_data", "url"):
         if field in made:
             raise InvalidOption(
-                f"the button {text!r} has {field}, which only keyboard() supports; this button sends its text"
+                f"the button {quoted(text)} has {field}, which only keyboard() supports; this button sends its text"
             )
     return made
 
 
 def _checked_text(given: Any) -> tuple[dict[str, Any], str]:
     if not isinstance(given, Mapping):
-        raise InvalidOption(f"a button is a text, or button(...), got {given!r}")
+        raise InvalidOption(f"a button is a text, or button(...), got {quoted(given)}")
     text = given.get("text")
     if not isinstance(text, str) or not text.strip():
-        raise InvalidOption(f"the text of a button must be a non-empty string, got {text!r}")
+        raise InvalidOption(f"the text of a button must be a non-empty string, got {quoted(text)}")
     return dict(given), text

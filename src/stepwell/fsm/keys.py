@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
+from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption
 from stepwell.fsm.update import Update
 
@@ -205,13 +206,13 @@ def strategy(key: object) -> KeyStrategy:
         try:
             key = key()
         except TypeError as error:
-            raise InvalidOption(f"key={key!r} needs arguments; pass an instance of it") from error
+            raise InvalidOption(f"key={quoted(key)} needs arguments; pass an instance of it") from error
     if isinstance(key, KeyStrategy):
         return key
     if callable(key) and not isinstance(key, type):
         return _FunctionStrategy(key)
     raise InvalidOption(
-        f"key={key!r} is not a key strategy; pass keys.ChatUser() or another strategy of stepwell.fsm.keys, "
+        f"key={quoted(key)} is not a key strategy; pass keys.ChatUser() or another strategy of stepwell.fsm.keys, "
         "a function of the update, or an object with extract(update)"
     )
 

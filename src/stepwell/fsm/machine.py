@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias
 
 from stepwell import _portal
+from stepwell._secrets import quoted
 from stepwell.codec import encode_namespace, ensure_registered
 from stepwell.codec.secret import register_data
 from stepwell.errors import InvalidOption
@@ -81,7 +82,7 @@ class FSM(Machine):
             _check_seconds("wait", wait)
         for name, function in (("update_id", update_id), ("send", send), ("on_expired", on_expired)):
             if function is not None and not callable(function):
-                raise InvalidOption(f"{name} must be a function, got {function!r}")
+                raise InvalidOption(f"{name} must be a function, got {quoted(function)}")
         if ttl is not None:
             _check_seconds("ttl", ttl)
         self.bot: str = bot
@@ -289,4 +290,4 @@ class FSM(Machine):
 
 def _check_seconds(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf:
-        raise InvalidOption(f"{name} must be a number of seconds above 0, got {value!r}")
+        raise InvalidOption(f"{name} must be a number of seconds above 0, got {quoted(value)}")

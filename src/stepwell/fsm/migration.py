@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+from stepwell._secrets import quoted
 from stepwell.codec import values
 from stepwell.errors import EncodeError, FieldError, MigrationError, StepwellError
 from stepwell.fsm.base import Machine
@@ -44,11 +45,13 @@ def migrated(flow: FlowDescription, revision: int, state: str | None, data: dict
         raise MigrationError(flow.name, revision, f"migrate() returns (state, data), got {type(result).__name__}")
     state, data = result
     if state is not None and not flow.declares(state):
-        raise MigrationError(flow.name, revision, f"migrate() gave the state {state!r}, which is not declared")
+        raise MigrationError(flow.name, revision, f"migrate() gave the state {quoted(state)}, which is not declared")
     try:
         check_fields(flow.name, flow.data, data)
     except FieldError as error:
-        raise MigrationError(flow.name, revision, f"migrate() gave data that does not fit: {error.field!r}") from error
+        raise MigrationError(
+            flow.name, revision, f"migrate() gave data that does not fit: {quoted(error.field)}"
+        ) from error
     return None if state is None else str.__str__(state), dict(data)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+from stepwell._secrets import quoted
+
 __all__ = ["missing_name"]
 
 #: Names that other libraries use, and what to use instead.
@@ -38,5 +40,5 @@ def missing_name(given: str, known: Iterable[str]) -> AttributeError:
     hint = _INSTEAD.get(given)
     if hint is None:
         near = get_close_matches(given, (name for name in known if not name.startswith("_")), n=1)
-        hint = f"did you mean {near[0]!r}?" if near else None
-    return AttributeError(f"a context has no {given!r}" + (f"; {hint}" if hint else ""))
+        hint = f"did you mean {quoted(near[0])}?" if near else None
+    return AttributeError(f"a context has no {quoted(given)}" + (f"; {hint}" if hint else ""))

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption, TransitionError, UsageError
 from stepwell.fsm import typed
 from stepwell.fsm.block import Block, NoRecord
@@ -143,7 +144,7 @@ class Moves(Block):
             return False
         place = self._record.place
         if not place.stack:
-            problem = f"{place.flow!r} is not an inner flow; pop_flow() ends a flow that push_flow() began"
+            problem = f"{quoted(place.flow)} is not an inner flow; pop_flow() ends a flow that push_flow() began"
             return self._invalid(place.flow, place.state, None, problem=problem if place.flow else None)
         flow, state, revision, history, data, into = place.stack[-1]
         self._enter(flow, state, revision, tuple(history), place.stack[:-1])
@@ -213,5 +214,5 @@ def _check_state(method: str, given: object) -> None:
         return
     flow = getattr(given, "flow_name", None)
     if isinstance(flow, str):
-        raise InvalidOption(f"{method}() takes a state, and {flow!r} is a flow; begin the flow with start_flow()")
-    raise InvalidOption(f"{method}() takes a state or its name, got {given!r}")
+        raise InvalidOption(f"{method}() takes a state, and {quoted(flow)} is a flow; begin the flow with start_flow()")
+    raise InvalidOption(f"{method}() takes a state or its name, got {quoted(given)}")

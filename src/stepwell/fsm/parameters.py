@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption
 
 __all__ = ["PARAMETERS", "check_parameters"]
@@ -89,4 +90,4 @@ def check_parameters(method: str, given: Iterable[str]) -> None:
         meant = _MEANT.get(name)
         near = [meant] if meant in known else get_close_matches(name, known, n=1, cutoff=SIMILAR)
         if near:
-            raise InvalidOption(f"{method} has no parameter {name!r}; did you mean {near[0]!r}?")
+            raise InvalidOption(f"{method} has no parameter {quoted(name)}; did you mean {quoted(near[0])}?")

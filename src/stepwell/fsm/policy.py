@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Literal
 
+from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption, UnknownStateError
 
 __all__ = ["Policy", "UnknownStatePolicy"]
@@ -24,8 +25,8 @@ class Policy:
     ) -> None:
         valid = choice in words if isinstance(choice, str) else arguments and callable(choice)
         if not valid:
-            listed = ", ".join(map(repr, words)) + (f" or a function {arguments}" if arguments else "")
-            raise InvalidOption(f"{option}={choice!r} is not supported; use one of {listed}")
+            listed = ", ".join(map(quoted, words)) + (f" or a function {arguments}" if arguments else "")
+            raise InvalidOption(f"{option}={quoted(choice)} is not supported; use one of {listed}")
         self.choice: str | Callable[..., Any] = choice
 
     def refuse(self, error: Exception, *arguments: object) -> Any:

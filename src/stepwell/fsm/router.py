@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from stepwell import _portal
 from stepwell._backoff import backoff
+from stepwell._secrets import quoted
 from stepwell.errors import Conflict, InvalidOption, StorageError, UnknownFlowError
 from stepwell.fsm.base import Send
 from stepwell.fsm.context import Context, Handler
@@ -66,9 +67,9 @@ class Router:
 
     def __init__(self, fsm: FSM | None = None, *, send: Send | None = None, remember: Remember = "changes") -> None:
         if fsm is not None and not isinstance(fsm, FSM):
-            raise InvalidOption(f"Router(fsm) takes an FSM, got {fsm!r}")
+            raise InvalidOption(f"Router(fsm) takes an FSM, got {quoted(fsm)}")
         if send is not None and not callable(send):
-            raise InvalidOption(f"Router(send=...) takes a function of a call, got {send!r}")
+            raise InvalidOption(f"Router(send=...) takes a function of a call, got {quoted(send)}")
         self.fsm: FSM | None = fsm
         self.send: Send | None = send
         self.remember: Remember = _checked_remember(remember)
@@ -89,12 +90,12 @@ class Router:
         """
         chosen = self._checked(filters)
         if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 1:
-            raise InvalidOption(f"attempts must be a number of at least 1, got {attempts!r}")
+            raise InvalidOption(f"attempts must be a number of at least 1, got {quoted(attempts)}")
         remembered = self.remember if remember is None else _checked_remember(remember)
 
         def register(handler: H) -> H:
             if not callable(handler):
-                raise InvalidOption(f"@router.on(...) decorates a function of the context, got {handler!r}")
+                raise InvalidOption(f"@router.on(...) decorates a function of the context, got {quoted(handler)}")
             _check_function(handler, "ctx")
             self._warn_if_unreachable(getattr(handler, "__name__", repr(handler)))
             route = Route(handler, attempts, inspect.iscoroutinefunction(handler), remembered)
@@ -110,7 +111,9 @@ class Router:
         as handled. It is not called if the storage fails or the claim is lost. An error in it is raised.
         """
         if not callable(handler):
-            raise InvalidOption(f"@router.on_error decorates a function of the context and the error, got {handler!r}")
+            raise InvalidOption(
+                f"@router.on_error decorates a function of the context and the error, got {quoted(handler)}"
+            )
         _check_function(handler, "ctx", "error")
         if self._error_handlers:
             raise InvalidOption("this router has an error handler already")
@@ -127,7 +130,7 @@ class Router:
     def include(self, other: Router) -> None:
         """Add the handlers of another router, including handlers that are added to it later."""
         if not isinstance(other, Router):
-            raise InvalidOption(f"include() takes a Router, got {other!r}")
+            raise InvalidOption(f"include() takes a Router, got {quoted(other)}")
         if other._routes is self._routes or any(inner._routes is self._routes for inner in other._included()):
             raise InvalidOption("a router cannot include itself")
         for filters, _, _ in other._flat():
@@ -275,10 +278,11 @@ class Router:
                 raise UnknownFlowError(name, self.fsm.flows)
         states = {str(each) for flow in self.fsm.flows.values() for each in flow.states}
         for name in sorted({name for each in filters for name in each._states} - states if states else ()):
-            near = " or ".join(map(repr, get_close_matches(name, states)))
+            near = " or ".join(map(quoted, get_close_matches(name, states)))
             hint = f"did you mean {near}? Correct it" if near else "correct it"
             warnings.warn(
-                f"fsm_state({name!r}): no registered flow has the state {name!r}; {hint}, or add its flow to "
+                f"fsm_state({quoted(name)}): no registered flow has the state {quoted(name)}; {hint}, or add "
+                "its flow to "
                 "FSM(flows=[...])",
                 UserWarning,
                 stacklevel=3,
@@ -288,7 +292,7 @@ class Router:
 
 def _checked_remember(remember: Remember) -> Remember:
     if remember not in ("changes", "answers"):
-        raise InvalidOption(f'remember must be "changes" or "answers", got {remember!r}')
+        raise InvalidOption(f'remember must be "changes" or "answers", got {quoted(remember)}')
     return remember
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, TypeVar, cast
 
+from stepwell._secrets import quoted
 from stepwell.codec.json import struct_defaults
 from stepwell.codec.values import conform
 from stepwell.errors import FieldError, IncompleteData
@@ -70,7 +71,7 @@ def check_field(flow: str, kind: type, name: object, value: object) -> None:
 def build(kind: type[T], data: Mapping[Any, Any]) -> T:
     """Return the data as one object of that type. Raises ``IncompleteData`` with every missing or wrong field."""
     if not is_data_type(kind):
-        raise TypeError(f"data_as() takes a dataclass, msgspec Struct, TypedDict or pydantic model, got {kind!r}")
+        raise TypeError(f"data_as() takes a dataclass, msgspec Struct, TypedDict or pydantic model, got {quoted(kind)}")
     make: Any = kind
     declared = fields_of(make)
     missing = [name for name, field in declared.items() if field.required and name not in data]

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from stepwell._secrets import quoted
+
 __all__ = ["KINDS", "ON_REQUEST", "Command", "Peer", "Update"]
 
 
@@ -172,7 +174,7 @@ class Update:
             return self.kind if name == "kind" else self.event
         reader = _READERS.get(name)
         if reader is None:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            raise AttributeError(f"{quoted(type(self).__name__)} object has no attribute {quoted(name)}")
         value = reader(self)
         setattr(self, name, value)
         return value

@@ -10,6 +10,7 @@ from string import Formatter
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption
 from stepwell.fsm.answers import Choice, Question
 from stepwell.fsm.context import Context
@@ -70,7 +71,7 @@ class Wording:
         for name, question in ask.items():
             if not isinstance(question, str) and not _is_function(question):
                 raise InvalidOption(
-                    f"ask={{{name!r}: ...}} takes a text or a def function of the context, got {question!r}"
+                    f"ask={{{quoted(name)}: ...}} takes a text or a def function of the context, got {quoted(question)}"
                 )
             if isinstance(question, str):
                 _check_not_empty("ask", name, question)
@@ -84,7 +85,7 @@ class Wording:
                 for choice in each.choices:
                     if not choice.label.strip() and f"choice.{each.name}.{choice.key}" not in strings:
                         raise InvalidOption(
-                            f"{each.name!r} has the choice {choice.value!r}, and a button needs a text; "
+                            f"{quoted(each.name)} has the choice {quoted(choice.value)}, and a button needs a text; "
                             f"pass strings={{'choice.{each.name}.{choice.key}': ...}}"
                         )
         elif not _is_function(strings):
@@ -106,7 +107,9 @@ class Wording:
             return ask
         asked = ask(ctx)
         if not isinstance(asked, str) or not asked.strip():
-            raise InvalidOption(f"ask={{{question.name!r}: ...}} must return a text that is not empty, got {asked!r}")
+            raise InvalidOption(
+                f"ask={{{quoted(question.name)}: ...}} must return a text that is not empty, got {quoted(asked)}"
+            )
         return asked
 
     def label(self, ctx: Context[Any], name: str) -> str:
@@ -162,8 +165,8 @@ def check_names(option: str, given: Iterable[str], known: Iterable[str]) -> None
     for name in given:
         if name not in names:
             near = get_close_matches(str(name), names, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"the names are {', '.join(names)}"
-            raise InvalidOption(f"{option}= has {name!r}, which the form does not have; {hint}")
+            hint = f"did you mean {quoted(near[0])}?" if near else f"the names are {', '.join(names)}"
+            raise InvalidOption(f"{option}= has {quoted(name)}, which the form does not have; {hint}")
 
 
 def _check_string(string: str, text: object) -> None:
@@ -184,14 +187,15 @@ def _check_string(string: str, text: object) -> None:
     except (LookupError, ValueError, AttributeError):
         known = ", ".join(f"{{{name}}}" for name in sorted(fields)) or "none"
         raise InvalidOption(
-            f"strings= has {string!r} with the text {text!r}, which cannot be formatted; its fields are: {known}. "
+            f"strings= has {quoted(string)} with the text {quoted(text)}, which cannot be formatted; its "
+            f"fields are: {known}. "
             "Write a brace as {{ or }}"
         ) from None
 
 
 def _check_not_empty(option: str, name: str, text: str) -> None:
     if not text.strip():
-        raise InvalidOption(f"{option}= has an empty text for {name!r}, which Telegram refuses")
+        raise InvalidOption(f"{option}= has an empty text for {quoted(name)}, which Telegram refuses")
 
 
 def _is_function(given: object) -> bool:

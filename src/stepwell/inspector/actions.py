@@ -7,6 +7,7 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
+from stepwell._secrets import quoted
 from stepwell.codec.values import decode
 from stepwell.errors import InvalidOption, UsageError
 from stepwell.inspector.flows import KnownFlows
@@ -48,7 +49,9 @@ async def set_state(storage: Storage, flows: KnownFlows, who: str, given: Given)
     flow, state = _text(given, "flow"), _text(given, "state")
     known = flows.conversations.get(flow)
     if known is not None and state not in known.states:
-        raise UsageError(f"flow {flow!r} has no state {state!r}; it has {', '.join(map(str, known.states))}")
+        raise UsageError(
+            f"flow {quoted(flow)} has no state {quoted(state)}; it has {', '.join(map(str, known.states))}"
+        )
     before = view(storage, address, await read(storage, address))
     changes = edits.Edit(
         flow=KEEP if flow == before.flow else flow, state=state, revision=known.revision if known else None
@@ -91,7 +94,9 @@ async def retry(storage: Storage, flows: KnownFlows, who: str, given: Given) -> 
     """Put a failed, stuck or paused run into the queue again; a worker continues it."""
     run = await runs.check_unchanged(storage, _text(given, "id"), _text(given, "version"))
     if run.status not in ("failed", "stuck", "paused"):
-        raise UsageError(f"run {run.flow_id!r} is {run.status}; only failed, stuck and paused runs can be retried")
+        raise UsageError(
+            f"run {quoted(run.flow_id)} is {run.status}; only failed, stuck and paused runs can be retried"
+        )
     await runs.retry(storage, run, who=who)
     return {"run": await run_json(storage, run.flow_id)}
 
@@ -103,7 +108,7 @@ async def pause(storage: Storage, flows: KnownFlows, who: str, given: Given) -> 
         async with asyncio.timeout(STOPPING):
             await runs.pause(storage, run.flow_id, who=who)
     except TimeoutError:
-        raise UsageError(f"run {run.flow_id!r} has not stopped yet; it stops when its node returns") from None
+        raise UsageError(f"run {quoted(run.flow_id)} has not stopped yet; it stops when its node returns") from None
     return {"run": await run_json(storage, run.flow_id)}
 
 
@@ -117,7 +122,7 @@ async def cancel(storage: Storage, flows: KnownFlows, who: str, given: Given) ->
         async with asyncio.timeout(STOPPING):
             await runs.cancel(storage, run.flow_id, reason, who=who)
     except TimeoutError:
-        raise UsageError(f"run {run.flow_id!r} has not ended yet; it ends when its node returns") from None
+        raise UsageError(f"run {quoted(run.flow_id)} has not ended yet; it ends when its node returns") from None
     return {"run": await run_json(storage, run.flow_id)}
 
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from stepwell._secrets import quoted
 from stepwell.errors import Conflict, InvalidOption, StepwellError, StorageUnavailable
 from stepwell.inspector.actions import ACTIONS, current
 from stepwell.inspector.flows import KnownFlows
@@ -143,7 +144,7 @@ def _routes(app: Inspector, subject: Subject) -> Starlette:
     async def show(request: Request) -> Response:
         name = request.path_params["name"]
         if name not in VIEWS:
-            return _json({"ok": False, "error": f"there is no page {name!r}"}, 404)
+            return _json({"ok": False, "error": f"there is no page {quoted(name)}"}, 404)
         try:
             await app.storage.ensure_open()
             found = await VIEWS[name](subject, dict(request.query_params))
@@ -162,7 +163,7 @@ def _routes(app: Inspector, subject: Subject) -> Starlette:
     async def act(request: Request) -> Response:
         name = request.path_params["name"]
         if name not in ACTIONS:
-            return _json({"ok": False, "error": f"there is no action {name!r}"}, 404)
+            return _json({"ok": False, "error": f"there is no action {quoted(name)}"}, 404)
         if not app.allow_write:
             return _json({"ok": False, "error": _READ_ONLY}, 403)
         given: dict[str, Any] = {}

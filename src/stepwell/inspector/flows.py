@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption
 from stepwell.fsm import FSM, Flow, Router
 from stepwell.fsm.description import FlowDescription, describe
@@ -38,7 +39,7 @@ class KnownFlows:
             self.conversations[described.name] = described
         else:
             raise InvalidOption(
-                f"the inspector cannot show {given!r}; give classes of Flow, a NodeFlow, an FSM or a Router"
+                f"the inspector cannot show {quoted(given)}; give classes of Flow, a NodeFlow, an FSM or a Router"
             )
 
     def json(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
+from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption, StepwellError
 from stepwell.inspector.subject import COUNTED, COUNTED_AT_NODES, Subject
 from stepwell.nodes import Run, Schedules
@@ -161,7 +162,7 @@ def _fields(params: Params) -> dict[str, Any] | None:
 def _number(params: Params, name: str) -> int:
     text = params[name]
     if not text.removeprefix("-").isdecimal() or len(text) > 20:
-        raise InvalidOption(f"{name} must be a whole number, got {text[:40]!r}")
+        raise InvalidOption(f"{name} must be a whole number, got {quoted(text[:40])}")
     return int(text)
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from stepwell._backoff import backoff, jittered
+from stepwell._secrets import quoted
 from stepwell.codec import Seal
 from stepwell.codec.large import LARGE, in_thread, is_large
 from stepwell.errors import CorruptRecord, InvalidOption, StorageUnavailable
@@ -80,11 +81,11 @@ class Log:
         wait: float = 60.0,
     ) -> None:
         if limit is not None and (type(limit) is not int or limit < 1):
-            raise InvalidOption(f"limit must be a number of bytes or None, not {limit!r}")
+            raise InvalidOption(f"limit must be a number of bytes or None, not {quoted(limit)}")
         if ttl is not None and not ttl > 0:
-            raise InvalidOption(f"ttl must be a positive number of seconds or None, not {ttl!r}")
+            raise InvalidOption(f"ttl must be a positive number of seconds or None, not {quoted(ttl)}")
         if not isinstance(tags, tuple):
-            raise InvalidOption(f"tags must be a tuple of str, not {tags!r}")
+            raise InvalidOption(f"tags must be a tuple of str, not {quoted(tags)}")
         self.storage: Storage = storage
         self._place: tuple[str, Any] = (namespace, key)
         if not isinstance(namespace, ReservedNamespace):
@@ -197,7 +198,7 @@ class Log:
     async def trim(self, *, keep: int) -> None:
         """Remove all entries but the last ``keep``."""
         if type(keep) is not int or keep < 0:
-            raise InvalidOption(f"keep must be a number of entries, not {keep!r}")
+            raise InvalidOption(f"keep must be a number of entries, not {quoted(keep)}")
         known, stored = await asyncio.gather(self._tail().read(), self._get(Range(limit=1)))
         cut = known.next - 1 - keep
         if stored is None or not stored.parts or number_of(next(iter(stored.parts))) > cut:

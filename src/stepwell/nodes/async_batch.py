@@ -8,6 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption, UsageError, WorkCancelled
 from stepwell.nodes.batch import BatchNode, checked_items
 from stepwell.nodes.engine.base_flow import apply_updates
@@ -178,7 +179,7 @@ class _BackgroundRun:
             raise
         if runner.done() and runner.cancelled():
             await _cancel(saver)
-            raise WorkCancelled(f"the flow of run {self.flow_id!r}")
+            raise WorkCancelled(f"the flow of run {quoted(self.flow_id)}")
         errors = [*await _cancel(runner), *await _cancel(saver)]
         if errors:
             attach(errors[0], errors[1:])

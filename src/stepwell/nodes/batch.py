@@ -6,6 +6,7 @@ from collections.abc import AsyncIterable, Awaitable, Iterable, Mapping
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeAlias
 
+from stepwell._secrets import quoted
 from stepwell.errors import InvalidItems, InvalidOption
 from stepwell.nodes.engine.base import Exec, Prep
 from stepwell.nodes.engine.batch_executor import MakeExecutor
@@ -93,7 +94,7 @@ class BatchNode(Node[Any, Any], Generic[Prep, Exec]):
         check_on_error(on_error)
         if executor is not None:
             if not (isinstance(executor, Executor) or callable(executor)):
-                raise InvalidOption(f"executor={executor!r}: give a concurrent.futures.Executor, or a function")
+                raise InvalidOption(f"executor={quoted(executor)}: give a concurrent.futures.Executor, or a function")
             if inline or timeout is not None:
                 raise InvalidOption("an executor supports neither inline= nor timeout=: remove them, or the executor")
         self.concurrency: int = concurrency

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from stepwell._secrets import quoted
 from stepwell.errors import (
     InvalidOption,
     KeptError,
@@ -67,7 +68,7 @@ class ChildMap(BaseNode):
     ) -> None:
         super().__init__(name=name)
         if not isinstance(flow, NodeFlow):
-            raise InvalidOption(f"ChildMap({flow!r}): give the flow of the children")
+            raise InvalidOption(f"ChildMap({quoted(flow)}): give the flow of the children")
         check_concurrency(concurrency)
         check_on_error(on_error)
         self.flow: NodeFlow = flow
@@ -140,7 +141,7 @@ class _Children:
         self._record(list(self._done)[before:])
         if self._errors and (self._node.on_error == "stop" or not self._running):
             await self._branch.save(self._path)
-            what = f"of {len(self._items)} children of {self._path!r}"
+            what = f"of {len(self._items)} children of {quoted(self._path)}"
             names = [repr(error.flow_id) for error in self._errors]
             more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
             conclude(self._node.on_error, self._errors, what, names=", ".join(names[:NAMED]) + more)
@@ -165,7 +166,7 @@ class _Children:
                 # A child that has failed is read again when the run is resumed.
                 (self._running if policy == "stop" else self._failed).append(index)
                 if policy == "stop" or last:
-                    add_note(outcome, f"item {index} of {self._path!r}")
+                    add_note(outcome, f"item {index} of {quoted(self._path)}")
                     self._errors.append(outcome)
 
     def _child(self, index: int) -> RunHandle:
@@ -190,7 +191,7 @@ class _Children:
         flow = self._node.flow
         shared = self._node.shared_for(self._items[index])
         if not isinstance(shared, dict):
-            raise UsageError(f"shared_for() of {self._path!r} returned a {type(shared).__name__}; return a dict")
+            raise UsageError(f"shared_for() of {quoted(self._path)} returned a {type(shared).__name__}; return a dict")
         await queue.submit(
             flow,
             shared,

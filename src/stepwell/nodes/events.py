@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption, Parked
 from stepwell.nodes.engine.shape import FlowGraph, graph_of
 
@@ -122,7 +123,9 @@ def emitter(flow: str, extra: Subscriber | None = None, own: Sequence[Subscriber
                     # Logged once, because a batch has thousands of events.
                     failed.add(id(subscriber))
                     name = type(failure).__name__
-                    logger.warning("subscriber %r failed on %s with %s; logged once per run", subscriber, kind, name)
+                    logger.warning(
+                        "subscriber %s failed on %s with %s; logged once per run", quoted(subscriber), kind, name
+                    )
         return now
 
     return emit
@@ -130,7 +133,9 @@ def emitter(flow: str, extra: Subscriber | None = None, own: Sequence[Subscriber
 
 def _checked(subscriber: Subscriber) -> Subscriber:
     if not callable(subscriber):
-        raise InvalidOption(f"a subscriber must be a function that takes the event, not {subscriber!r}")
+        raise InvalidOption(f"a subscriber must be a function that takes the event, not {quoted(subscriber)}")
     if any(map(inspect.iscoroutinefunction, (subscriber, type(subscriber).__call__))):
-        raise InvalidOption(f"{subscriber!r} is an async def, which is not supported; put events in a queue from a def")
+        raise InvalidOption(
+            f"{quoted(subscriber)} is an async def, which is not supported; put events in a queue from a def"
+        )
     return subscriber

@@ -9,6 +9,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 from stepwell._portal import sync
+from stepwell._secrets import quoted
 from stepwell.errors import InsideLoop, InvalidOption, Parked, UsageError
 from stepwell.nodes.engine import queue, runs
 from stepwell.nodes.engine.base import BaseNode
@@ -91,9 +92,9 @@ class NodeFlow(FlowRuns):
         if concurrency is not None:
             check_concurrency(concurrency)
         if max_steps is not None and (not isinstance(max_steps, int) or max_steps < 1):
-            raise InvalidOption(f"max_steps={max_steps!r}: give a whole number of at least 1, or None")
+            raise InvalidOption(f"max_steps={quoted(max_steps)}: give a whole number of at least 1, or None")
         if not isinstance(max_recoveries, int) or isinstance(max_recoveries, bool) or max_recoveries < 0:
-            raise InvalidOption(f"max_recoveries={max_recoveries!r}: give a whole number of at least 0")
+            raise InvalidOption(f"max_recoveries={quoted(max_recoveries)}: give a whole number of at least 0")
         self.max_recoveries: int = max_recoveries
         self.concurrency: int | None = concurrency
         self.max_steps: int | None = max_steps

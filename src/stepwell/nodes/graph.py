@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
+from stepwell._secrets import quoted
 from stepwell.errors import InvalidAction, InvalidGraph, InvalidOption, UnknownAction
 from stepwell.nodes.diagram import mermaid
 from stepwell.nodes.engine.base import END, BaseNode, End, add_edge, check_edge
@@ -37,7 +38,9 @@ class NodeGraph(BaseFlow):
     def __init__(self, name: str | None, on_unknown_action: OnUnknownAction) -> None:
         super().__init__(name=name)
         if on_unknown_action not in get_args(OnUnknownAction):
-            raise InvalidOption(f"on_unknown_action={on_unknown_action!r}: choose one of 'raise', 'end' and 'default'")
+            raise InvalidOption(
+                f"on_unknown_action={quoted(on_unknown_action)}: choose one of 'raise', 'end' and 'default'"
+            )
         self.on_unknown_action: OnUnknownAction = on_unknown_action
         self._start: BaseNode | None = None
         self._added: dict[int, BaseNode] = {}
@@ -80,7 +83,7 @@ class NodeGraph(BaseFlow):
                 self._of_class[node] = self._made(node)
             node = self._of_class[node]
         if not isinstance(node, BaseNode):
-            raise InvalidGraph(self._title(), [f"{node!r} is not a node; give a Node or a NodeFlow"])
+            raise InvalidGraph(self._title(), [f"{quoted(node)} is not a node; give a Node or a NodeFlow"])
         if not hasattr(node, "successors"):
             cls = type(node).__name__
             raise InvalidGraph(self._title(), [f"{cls}.__init__ does not call super().__init__()"])
@@ -124,14 +127,15 @@ class NodeGraph(BaseFlow):
             if key not in reached
         ]
         problems.extend(
-            f"the edge {action!r} of {node.name or type(node).__name__} has no target: "
-            f"write node - {action!r} >> target, or >> END"
+            f"the edge {quoted(action)} of {node.name or type(node).__name__} has no target: "
+            f"write node - {quoted(action)} >> target, or >> END"
             for node in nodes
             for action in sorted(node._dangling - self._edges_of(node).keys())
         )
         if self.on_unknown_action == "raise":
             problems.extend(
-                f"{node.name} has the action {action!r} and no edge for it: connect({node.name}, target, {action!r}), "
+                f"{node.name} has the action {quoted(action)} and no edge for it: connect({node.name}, "
+                f"target, {quoted(action)}), "
                 "or END as the target"
                 for node in nodes
                 for action in node._own_actions()

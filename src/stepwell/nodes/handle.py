@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from math import isnan
 from typing import TYPE_CHECKING, Any
 
+from stepwell._secrets import quoted
 from stepwell.codec.large import open_data
 from stepwell.errors import InvalidOption, RunCancelled, RunFailed, RunStuck, UnknownRun
 from stepwell.nodes.engine import children, monitor
@@ -82,7 +83,7 @@ class RunHandle:
         if timeout is not None and (
             not isinstance(timeout, int | float) or isinstance(timeout, bool) or isnan(timeout)
         ):
-            raise InvalidOption(f"timeout={timeout!r}: give a number of seconds, or None")
+            raise InvalidOption(f"timeout={quoted(timeout)}: give a number of seconds, or None")
         if (cursor := current()) is not None and cursor.branch is not None:
             final = await self._child_result(cursor, timeout)
             if final is not None:
@@ -112,7 +113,7 @@ class RunHandle:
         except TimeoutError:
             if timeout is None or not limit.expired():
                 raise
-            raise TimeoutError(f"run {self.id!r} {self._unfinished(table)} after {timeout:g} s") from None
+            raise TimeoutError(f"run {quoted(self.id)} {self._unfinished(table)} after {timeout:g} s") from None
 
     def _unfinished(self, table: Mapping[str, Any]) -> str:
         """Return the text of the error for a run with this table that did not finish in time."""
@@ -120,9 +121,9 @@ class RunHandle:
             case None:
                 return "could not be read"
             case "queued":
-                return f"is queued (does a worker have flow {self._flow._title()!r} and this storage?)"
+                return f"is queued (does a worker have flow {quoted(self._flow._title())} and this storage?)"
             case "paused":
-                return f"is paused (flow.resume({self.id!r}) continues it)"
+                return f"is paused (flow.resume({quoted(self.id)}) continues it)"
             case status:
                 return f"is {status}"
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING
 
+from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption
 from stepwell.nodes.engine.execution import check_concurrency
 
@@ -40,7 +41,7 @@ class Limit:
         if type(count) is not int or count < 1 or not isinstance(seconds, int | float) or isinstance(seconds, bool):
             valid = False
         if not (valid and seconds > 0 and isfinite(seconds)):
-            raise InvalidOption(f"rate={self.rate!r}: give (runs, seconds), such as rate=(100, 60)")
+            raise InvalidOption(f"rate={quoted(self.rate)}: give (runs, seconds), such as rate=(100, 60)")
 
 
 def limits_by_name(limits: Mapping[str | NodeFlow, Limit] | None, flows: Mapping[str, NodeFlow]) -> dict[str, Limit]:
@@ -50,8 +51,9 @@ def limits_by_name(limits: Mapping[str | NodeFlow, Limit] | None, flows: Mapping
         name = given if isinstance(given, str) else given._title()
         if name not in flows or not isinstance(limit, Limit):
             raise InvalidOption(
-                f"limits={{{name!r}: {limit!r}}}: give flows of this worker, or their names, with Limit(...); it has "
-                f"{', '.join(map(repr, flows))}"
+                f"limits={{{quoted(name)}: {quoted(limit)}}}: give flows of this worker, or their names, with "
+                "Limit(...); it has "
+                f"{', '.join(map(quoted, flows))}"
             )
         found[name] = limit
     return found

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from stepwell._secrets import quoted
 from stepwell.codec.values import encode
 from stepwell.errors import EncodeError, InvalidGraph, InvalidOption, MergeConflict
 from stepwell.nodes.engine.base import BaseNode
@@ -150,8 +151,8 @@ async def run_branches(stage: Stage, cursor: Cursor, node: Any, prep_res: Any, s
         except asyncio.CancelledError as cancelled:
             if run.cancelling():
                 raise
-            failure = inside_cancelled(f"branch {number} of {stage.path!r}", cancelled)
-        add_note(failure, f"branch {number} of {stage.path!r}")
+            failure = inside_cancelled(f"branch {number} of {quoted(stage.path)}", cancelled)
+        add_note(failure, f"branch {number} of {quoted(stage.path)}")
         failures.append(failure)
         outcomes[number] = Failed(_branch_name(graphs[number]), failure)
         if node.on_error == "stop":
@@ -164,7 +165,7 @@ async def run_branches(stage: Stage, cursor: Cursor, node: Any, prep_res: Any, s
     await together([branch(number) for number in range(len(graphs))], failures)
     if parked:
         # The branches are merged when the last one has ended; a resume runs failed ones again.
-        conclude(node.on_error, failures, f"of {len(graphs)} branches of {stage.path!r}")
+        conclude(node.on_error, failures, f"of {len(graphs)} branches of {quoted(stage.path)}")
         raise parked[0]
     conflict: Exception | None = None
     if node.on_error != "stop" or not failures:
@@ -172,7 +173,7 @@ async def run_branches(stage: Stage, cursor: Cursor, node: Any, prep_res: Any, s
             _merge(stage, node.merge, shared, {_branch_name(graphs[n]): states[n] for n in sorted(states)})
         except Exception as error:  # noqa: BLE001 - conclude() raises it with the errors of the branches
             conflict = error
-    conclude(node.on_error, failures, f"of {len(graphs)} branches of {stage.path!r}", fatal=conflict)
+    conclude(node.on_error, failures, f"of {len(graphs)} branches of {quoted(stage.path)}", fatal=conflict)
     return outcomes
 
 

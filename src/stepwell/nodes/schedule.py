@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any, get_args
 
+from stepwell._secrets import quoted
 from stepwell.codec import check_name
 from stepwell.errors import InvalidOption, UnknownSchedule
 from stepwell.nodes.engine import schedules
@@ -37,14 +38,14 @@ class Schedule:
         timing.check()
         _check_missed(missed)
         if not isinstance(flow, BaseFlow):
-            raise InvalidOption(f"every() and cron() run flows, not {flow!r}: give a NodeFlow")
+            raise InvalidOption(f"every() and cron() run flows, not {quoted(flow)}: give a NodeFlow")
         self.flow: NodeFlow = flow
         self.timing: Timing = timing
         self.name: str = flow._title() if name is None else name
         self.missed: Missed = missed
         self.shared: dict[str, Any] = {} if shared is None else _checked_shared(shared)
         if not isinstance(self.name, str) or not self.name:
-            raise InvalidOption(f"name={name!r}: give a schedule a non-empty name")
+            raise InvalidOption(f"name={quoted(name)}: give a schedule a non-empty name")
         check_name("the schedule", self.name)
 
     async def declare(self, storage: Storage, *, replace: bool = False) -> None:
@@ -138,7 +139,7 @@ class Schedules:
     async def add(self, schedule: Schedule) -> None:
         """Add a schedule, or replace the one of the same name. Workers that have its flow run it."""
         if not isinstance(schedule, Schedule):
-            raise InvalidOption(f"add() takes a schedule, not {schedule!r}: give every(...) or cron(...)")
+            raise InvalidOption(f"add() takes a schedule, not {quoted(schedule)}: give every(...) or cron(...)")
         await schedule.declare(self.storage, replace=True)
 
     async def pause(self, name: str) -> None:
@@ -196,10 +197,10 @@ class Schedules:
 
 def _checked_shared(shared: object) -> dict[str, Any]:
     if not isinstance(shared, Mapping):
-        raise InvalidOption(f"shared={shared!r}: give a dict")
+        raise InvalidOption(f"shared={quoted(shared)}: give a dict")
     return dict(shared)
 
 
 def _check_missed(missed: object) -> None:
     if missed not in get_args(Missed):
-        raise InvalidOption(f"missed={missed!r}: choose 'skip', 'once' or 'all'")
+        raise InvalidOption(f"missed={quoted(missed)}: choose 'skip', 'once' or 'all'")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption, UsageError
 from stepwell.nodes.engine import children, queue
 from stepwell.nodes.engine.options import checked_params
@@ -61,7 +62,8 @@ class Step:
             raise UsageError("write() was called outside its step; call step().write(...) in prep, exec or post")
         if cursor.branch is None:
             raise UsageError(
-                f"node {self.node!r} cannot write to a stream here: its run needs a storage, run(shared, storage=...), "
+                f"node {quoted(self.node)} cannot write to a stream here: its run needs a storage, "
+                "run(shared, storage=...), "
                 "and exec must not run in a process pool; write in prep or post there"
             )
         cursor.branch.journal.stream().write(self.id, self.attempt, value)
@@ -92,7 +94,9 @@ class Step:
         cursor = current()
         branch = children.branch_of(cursor, self.flow_id)
         if not isinstance(id, str) or not id:
-            raise InvalidOption(f"id={id!r}: give a non-empty string that distinguishes the children of this step")
+            raise InvalidOption(
+                f"id={quoted(id)}: give a non-empty string that distinguishes the children of this step"
+            )
         journal = branch.journal
         parent = children.parent_of(journal)
         children.check_partition(flow, partition, parent)

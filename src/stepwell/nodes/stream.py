@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from typing import Any, Final, NamedTuple
 
+from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption, StorageUnavailable, UnknownRun
 from stepwell.log import Log, LogEntry
 from stepwell.nodes.engine import monitor
@@ -45,7 +46,7 @@ class StreamEntry(NamedTuple):
 async def follow(storage: Storage, flow_id: str, after: int) -> AsyncGenerator[StreamEntry]:
     """Yield the values of a run with numbers above ``after``, until the run has ended."""
     if type(after) is not int or after < 0:
-        raise InvalidOption(f"after must be the number of a value, or 0, not {after!r}")
+        raise InvalidOption(f"after must be the number of a value, or 0, not {quoted(after)}")
     await storage.ensure_open()
     log = log_of(storage, flow_id)
     marks: dict[str, bool] = {}
@@ -164,7 +165,7 @@ async def sse(entries: AsyncIterator[StreamEntry], *, heartbeat: float = 15.0) -
                 entry = waiting.result()
             except (StopAsyncIteration, UnknownRun) as end:
                 # Without this event, a browser would ask again and again for a run that does not exist.
-                about = {"error": f"there is no run {end.flow_id!r}"} if isinstance(end, UnknownRun) else {}
+                about = {"error": f"there is no run {quoted(end.flow_id)}"} if isinstance(end, UnknownRun) else {}
                 yield f"event: end\ndata: {json.dumps(about)}\n\n"
                 return
             body = {"value": entry.value, "step": entry.step, "execution": entry.execution}

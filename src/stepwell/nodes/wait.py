@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
+from stepwell._secrets import quoted
 from stepwell.codec import check_name
 from stepwell.errors import InvalidOption, UsageError
 from stepwell.nodes.engine.base import BaseNode, PostResult
@@ -48,7 +49,7 @@ class Wait(BaseNode):
         if timeout is not None:
             _check_seconds("timeout", timeout)
         if signal is not None and (not isinstance(signal, str) or not signal):
-            raise InvalidOption(f"signal={signal!r}: give the name of a signal, or None")
+            raise InvalidOption(f"signal={quoted(signal)}: give the name of a signal, or None")
         check_name("the signal", signal)
         self.timeout: float | None = timeout
         self.signal: str | None = signal
@@ -87,7 +88,7 @@ class Sleep(BaseNode):
 
 def _check_seconds(name: str, seconds: object) -> None:
     if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 < seconds < float("inf"):
-        raise InvalidOption(f"{name}={seconds!r}: give a number of seconds above 0")
+        raise InvalidOption(f"{name}={quoted(seconds)}: give a number of seconds above 0")
 
 
 def _compile(build: Build, stage: Stage, seconds: float | None, timeout_action: str) -> Strategy:

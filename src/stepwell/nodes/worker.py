@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
+from stepwell._secrets import quoted
 from stepwell.codec import decode_key
 from stepwell.errors import (
     Conflict,
@@ -105,7 +106,7 @@ class RunWorker:
         check_concurrency(concurrency)
         for name, callback in {"on_failed": on_failed, "on_stuck": on_stuck}.items():
             if callback is not None and not callable(callback):
-                raise InvalidOption(f"{name}={callback!r}: give a function that takes the run, or None")
+                raise InvalidOption(f"{name}={quoted(callback)}: give a function that takes the run, or None")
         self._on_failed, self._on_stuck = on_failed, on_stuck
         known = _checked_flows(flows)
         self._flows = {flow._title(): flow for flow in known}
@@ -114,7 +115,7 @@ class RunWorker:
         unstored = [name for name, flow in self._flows.items() if flow.storage is None]
         if storage is None and unstored and not is_configured():
             raise InvalidOption(
-                f"worker() has no storage for the runs of {unstored[0]!r}: give worker(..., storage=...), "
+                f"worker() has no storage for the runs of {quoted(unstored[0])}: give worker(..., storage=...), "
                 "NodeFlow(..., storage=...) or stepwell.configure(storage=...)"
             )
         self._storage = common_storage(known, storage, "worker")
@@ -149,7 +150,7 @@ class RunWorker:
             if self._closes:
                 await self._storage.close()
             raise
-        logger.info("started a worker of %s", ", ".join(map(repr, self._flows)))
+        logger.info("started a worker of %s", ", ".join(map(quoted, self._flows)))
         if self._announces:
             self._presence.start()
         self._ticker.start()
@@ -227,17 +228,17 @@ class RunWorker:
                 source.pauses.remove(address)
                 await self._tell(self._on_stuck, flow, flow_id, "stuck")
                 return
-            logger.warning("run %r could not be resumed here: %s", flow_id, failure)
+            logger.warning("run %s could not be resumed here: %s", quoted(flow_id), failure)
             source.pauses.add(address, FOREIGN_PAUSES)
             return
         except RunStuck:
             await self._tell(self._on_stuck, flow, flow_id, "stuck")
         except (Conflict, StorageError) as failure:
-            logger.warning("run %r could not be resumed here: %s", flow_id, failure)
+            logger.warning("run %s could not be resumed here: %s", quoted(flow_id), failure)
             source.pauses.add(address)
             return
         except Exception as error:  # noqa: BLE001 - the record of the run has the error
-            logger.warning("run %r failed with %s; see flow.status()", flow_id, summary_of(error))
+            logger.warning("run %s failed with %s; see flow.status()", quoted(flow_id), summary_of(error))
             source.pauses.add(address)
             self._ended, self._failed = self._ended + 1, self._failed + 1
             await self._tell(self._on_failed, flow, flow_id, "failed")
@@ -257,7 +258,7 @@ class RunWorker:
                 if inspect.isawaitable(result):
                     await result
         except Exception:
-            logger.exception("on_%s= of the worker failed for run %r", status, flow_id)
+            logger.exception("on_%s= of the worker failed for run %s", status, quoted(flow_id))
 
     def _counts(self) -> dict[str, int]:
         return {"done": self._ended, "failed": self._failed}
@@ -274,16 +275,16 @@ class RunWorker:
 def _checked_flows(flows: Iterable[NodeFlow]) -> list[NodeFlow]:
     """Return the flows; raise ``InvalidOption`` if there are none, or if two have one name."""
     if not isinstance(flows, Iterable):
-        raise InvalidOption(f"worker() takes a list of flows, not {flows!r}: write worker([flow])")
+        raise InvalidOption(f"worker() takes a list of flows, not {quoted(flows)}: write worker([flow])")
     known = list(flows)
     if not known:
         raise InvalidOption("worker() needs at least one flow: worker([flow])")
     names: set[str] = set()
     for flow in known:
         if not isinstance(flow, BaseFlow):
-            raise InvalidOption(f"worker() runs flows, not {flow!r}: give a NodeFlow")
+            raise InvalidOption(f"worker() runs flows, not {quoted(flow)}: give a NodeFlow")
         if (name := flow._title()) in names:
-            raise InvalidOption(f"two flows of worker() are named {name!r}: give one of them another name=...")
+            raise InvalidOption(f"two flows of worker() are named {quoted(name)}: give one of them another name=...")
         names.add(name)
     return known
 
@@ -291,18 +292,18 @@ def _checked_flows(flows: Iterable[NodeFlow]) -> list[NodeFlow]:
 def _checked(schedules: Iterable[Schedule], flows: Mapping[str, NodeFlow]) -> list[Schedule]:
     """Return the schedules; raise ``InvalidOption`` if two have one name, or if a flow is not one of the worker's."""
     if not isinstance(schedules, Iterable):
-        raise InvalidOption(f"schedules={schedules!r}: give a list, such as [every(3600, flow)]")
+        raise InvalidOption(f"schedules={quoted(schedules)}: give a list, such as [every(3600, flow)]")
     checked = list(schedules)
     for schedule in checked:
         if not isinstance(schedule, Schedule):
-            raise InvalidOption(f"worker() has the schedule {schedule!r}: give every(...) or cron(...)")
+            raise InvalidOption(f"worker() has the schedule {quoted(schedule)}: give every(...) or cron(...)")
     names = [schedule.name for schedule in checked]
     for schedule in checked:
         if names.count(schedule.name) > 1:
-            raise InvalidOption(f"two schedules are named {schedule.name!r}; give one of them another name=...")
+            raise InvalidOption(f"two schedules are named {quoted(schedule.name)}; give one of them another name=...")
         if flows.get(schedule.flow._title()) is not schedule.flow:
             raise InvalidOption(
-                f"the flow of the schedule {schedule.name!r} is not one of this worker's; add it to worker([...])"
+                f"the flow of the schedule {quoted(schedule.name)} is not one of this worker's; add it to worker([...])"
             )
     return checked
 

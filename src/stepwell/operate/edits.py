@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepwell._counted import counted
+from stepwell._secrets import quoted
 from stepwell.codec import check_name, decode_key, decode_namespace, encode_namespace
 from stepwell.errors import Busy, CorruptRecord, InvalidOption, StepwellError, VersionChanged
 from stepwell.fsm import FSM
@@ -58,7 +59,7 @@ class NoSuchField(StepwellError, LookupError):
     def __init__(self, record: str, field: str) -> None:
         self.record: str = record
         self.field: str = field
-        super().__init__(f"{record} has no field {field!r}; nothing was changed")
+        super().__init__(f"{record} has no field {quoted(field)}; nothing was changed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +88,7 @@ class Edit:
             raise InvalidOption("nothing to change; give FIELD=VALUE, a state, a flow or a field to remove")
         both = [name for name in self.unset if name in self.fields]
         if both:
-            raise InvalidOption(f"the field {both[0]!r} is both set and removed; give one of them")
+            raise InvalidOption(f"the field {quoted(both[0])} is both set and removed; give one of them")
         check_name("the flow", self.flow)
         check_name("the state", self.state)
 
@@ -200,8 +201,8 @@ def check_edit(storage: Storage, address: Address, stored: Stored, changes: Edit
         # A search reads such a name as a path.
         if seal.name(name) not in stored.fields and outer != name and seal.name(outer) in stored.fields:
             raise InvalidOption(
-                f"{name!r} is a path into the field {outer!r}, and only whole fields can be changed; "
-                f"give the new value of {outer!r}"
+                f"{quoted(name)} is a path into the field {quoted(outer)}, and only whole fields can be changed; "
+                f"give the new value of {quoted(outer)}"
             )
     for name in changes.unset:
         if seal.name(name) not in stored.fields:

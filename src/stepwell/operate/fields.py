@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption
 
 __all__ = ["check_text", "is_json", "searched_field", "split_field"]
@@ -16,7 +17,7 @@ def searched_field(text: str) -> tuple[str, Any]:
     try:
         return name, _loaded(value)
     except RecursionError:
-        raise InvalidOption(f"the value of {name!r} is nested too deep") from None
+        raise InvalidOption(f"the value of {quoted(name)} is nested too deep") from None
     except ValueError:
         return name, value
 
@@ -25,7 +26,7 @@ def split_field(text: str) -> tuple[str, str]:
     """Return the name and the text of the value; raise ``InvalidOption`` if this is not ``field=value``."""
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise InvalidOption(f"{text[:40]!r} is not field=value")
+        raise InvalidOption(f"{quoted(text[:40])} is not field=value")
     return name, value
 
 

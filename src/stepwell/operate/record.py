@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from stepwell._secrets import quoted
 from stepwell.codec import decode_key, decode_namespace
 from stepwell.codec.json import MalformedJSON, from_json
 from stepwell.codec.secret import secret_fields_of
@@ -44,7 +45,7 @@ class Missing(StepwellError, LookupError):
         self.bot: str = bot
         self.key: str = key
         super().__init__(
-            f"bot {bot!r} has no record at {key}; {others or f'stepwell ls {shlex.quote(bot)} lists its records'}"
+            f"bot {quoted(bot)} has no record at {key}; {others or f'stepwell ls {shlex.quote(bot)} lists its records'}"
         )
 
 
@@ -131,7 +132,7 @@ async def resolve(storage: Storage, bot: str, text: str) -> Address:
         raise Missing(bot, candidates[0].key)
     if len(found) > 1:
         raise InvalidOption(
-            f"bot {bot!r} has several records for {text}: {', '.join(each.key for each in found)}; "
+            f"bot {quoted(bot)} has several records for {text}: {', '.join(each.key for each in found)}; "
             "give one of these keys, in quotes"
         )
     return found[0]
@@ -148,7 +149,9 @@ def _keys_of(text: str) -> list[Any]:
     except StoredDataError:
         key = None
         if text[:1] in ("(", '"') or not text:
-            raise InvalidKey(f"{text!r} is not a key; write it as stepwell ls shows it, such as '(42,42)'") from None
+            raise InvalidKey(
+                f"{quoted(text)} is not a key; write it as stepwell ls shows it, such as '(42,42)'"
+            ) from None
     else:
         if type(key) is not int:
             # A bare word such as None may be the text of a key, too.
@@ -175,7 +178,7 @@ def view(storage: Storage, address: Address, stored: Stored) -> RecordView:
         try:
             value = from_json(seal.body("f", name, text))
         except (StepwellError, MalformedJSON) as error:
-            damage.append(_reason(error, f"the field {name!r}"))
+            damage.append(_reason(error, f"the field {quoted(name)}"))
         else:
             data[name] = masked_field(name, value, marked)
     try:
@@ -247,7 +250,9 @@ def parsed_version(text: str) -> Version:
     """Return the version that ``version_text`` was given; raise ``InvalidOption`` for other texts."""
     number, dot, write = text.partition(".")
     if not (dot and write and number.isdecimal()):
-        raise InvalidOption(f"{text!r} is not a version; copy it from stepwell show, such as 1763280000000000.0123abcd")
+        raise InvalidOption(
+            f"{quoted(text)} is not a version; copy it from stepwell show, such as 1763280000000000.0123abcd"
+        )
     return Version(int(number), write)
 
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from stepwell._secrets import quoted
 from stepwell.codec import decode_key, decode_namespace, encode_namespace
 from stepwell.errors import StepwellError, StoredDataError
 from stepwell.operate.record import RecordView, marked_fields, view
@@ -36,8 +37,8 @@ class UnknownBot(StepwellError, LookupError):
 
     def __init__(self, bot: str, bots: list[str]) -> None:
         self.bot: str = bot
-        there = f"it has those of {', '.join(map(repr, bots))}" if bots else "it has no bots"
-        super().__init__(f"the storage has no records of the bot {bot!r}; {there}")
+        there = f"it has those of {', '.join(map(quoted, bots))}" if bots else "it has no bots"
+        super().__init__(f"the storage has no records of the bot {quoted(bot)}; {there}")
 
 
 class Count(NamedTuple):

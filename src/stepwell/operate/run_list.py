@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, get_args
 
+from stepwell._secrets import quoted
 from stepwell.codec import decode_key, encode_namespace
 from stepwell.errors import InvalidOption, StoredDataError
 from stepwell.nodes.engine import monitor
@@ -74,7 +75,7 @@ class RunFilter:
 def check_status(status: str) -> str:
     """Return a status; raise ``InvalidOption`` if there is no such status."""
     if status not in get_args(Status):
-        raise InvalidOption(f"{status!r} is not a status; choose one of {', '.join(get_args(Status))}")
+        raise InvalidOption(f"{quoted(status)} is not a status; choose one of {', '.join(get_args(Status))}")
     return status
 
 
@@ -97,7 +98,7 @@ async def listed_runs(
     if after is not None:
         status, _, key = after.partition("/")
         if status not in sections or not key:
-            raise InvalidOption(f"{after!r} is not a position in this list; start from its beginning")
+            raise InvalidOption(f"{quoted(after)} is not a position in this list; start from its beginning")
     before = written_before(storage, wanted.older_than)
     hidden: Collection[str] | None = () if wanted.masked else None
     namespace, tag = encode_namespace(RUNS, storage.limits), wanted.tags[0] if wanted.tags else None

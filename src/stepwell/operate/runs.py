@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from stepwell._counted import counted
+from stepwell._secrets import quoted
 from stepwell.codec.json import MalformedJSON, from_json
 from stepwell.codec.values import encode
 from stepwell.errors import Conflict, StepwellError, UnknownRun, UsageError, VersionChanged
@@ -47,7 +48,9 @@ class AlreadyAnswered(Conflict):
         self.flow_id: str = flow_id
         self.wait_id: str = wait_id
         why = "its time is over" if answered is Answered.TOO_LATE else "it was answered before"
-        super().__init__(f"the question {wait_id!r} of run {flow_id!r} takes no answer: {why}; nothing was changed")
+        super().__init__(
+            f"the question {quoted(wait_id)} of run {quoted(flow_id)} takes no answer: {why}; nothing was changed"
+        )
 
 
 class RunRecord(NamedTuple):
@@ -179,10 +182,10 @@ def wait_of(run: Run, given: str) -> OpenWait:
     """Return the open wait with this id, or the only one if ``given`` is the id of the run; raise ``UsageError``."""
     waits = [wait for wait in run.waits if wait.id and given in (wait.id, run.flow_id)]
     if not waits:
-        raise UsageError(f"run {run.flow_id!r} is {run.status} and does not wait for this answer")
+        raise UsageError(f"run {quoted(run.flow_id)} is {run.status} and does not wait for this answer")
     if len(waits) > 1:
         ids = ", ".join(wait.id for wait in waits)
-        raise UsageError(f"run {run.flow_id!r} has several open waits; give one of their ids: {ids}")
+        raise UsageError(f"run {quoted(run.flow_id)} has several open waits; give one of their ids: {ids}")
     return waits[0]
 
 

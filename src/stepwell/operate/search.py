@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Any
 
+from stepwell._secrets import quoted
 from stepwell.codec.json import MalformedJSON, from_json
 from stepwell.errors import InvalidOption, StepwellError, Unsupported
 from stepwell.operate.masking import MASK, is_secret, masked, masked_field
@@ -91,7 +92,8 @@ def check_searchable(fields: Mapping[str, Any]) -> None:
 
 def _masked(path: str) -> InvalidOption:
     return InvalidOption(
-        f"{path!r} has a secret, which is masked here and cannot be searched for; search by another field, or with "
+        f"{quoted(path)} has a secret, which is masked here and cannot be searched for; search by another "
+        "field, or with "
         "stepwell find or stepwell runs --field, which need the URL of the storage"
     )
 

@@ -15,6 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stepwell._secrets import quoted
 from stepwell.playground.botapi.methods.polls import close_later
 from stepwell.playground.botapi.objects import Room, Topic
 from stepwell.playground.botapi.updates import Pending
@@ -119,7 +120,7 @@ def _state(play: Playground) -> dict[str, Any]:
 
 def _restore(play: Playground, state: dict[str, Any]) -> None:
     if state["format"] != FORMAT:
-        raise ValueError(f"format {state['format']!r}")
+        raise ValueError(f"format {quoted(state['format'])}")
     # Everything is built first: a damaged file must leave no half of a history.
     users = {user["id"]: user for user in state["users"]}
     rooms = [_room(each) for each in state["rooms"]]

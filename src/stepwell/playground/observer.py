@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+from stepwell._secrets import quoted
 from stepwell.errors import UsageError
 from stepwell.playground.board import Board
 from stepwell.playground.botapi import World
@@ -78,7 +79,7 @@ class BotObserver:
     async def time_out(self, bot: str, key: str) -> None:
         """Fire the timer of a record now."""
         if bot not in self.machines:
-            raise UsageError(f"machine {bot!r} is not known")
+            raise UsageError(f"machine {quoted(bot)} is not known")
         await self._request(do="time out", bot=bot, key=key)
 
     async def edit(self, bot: str, key: str, *, version: str, state: str | None, data: str) -> None:

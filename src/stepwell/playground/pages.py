@@ -8,6 +8,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stepwell._secrets import quoted
 from stepwell.errors import StepwellError, UsageError
 from stepwell.playground.actions import ACTIONS
 from stepwell.web.files import file_routes, not_found, page_files
@@ -36,7 +37,7 @@ def make_app(play: Playground) -> Any:
         action = ACTIONS.get(request.path_params["name"])
         try:
             if action is None:
-                raise UsageError(f"unknown action {request.path_params['name']!r}")
+                raise UsageError(f"unknown action {quoted(request.path_params['name'])}")
             result = await action(play, await object_of(request, MAX_REQUEST))
         except (StepwellError, ValueError) as error:
             return JSONResponse({"ok": False, "error": str(error)}, status_code=400)

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from stepwell._secrets import quoted
 from stepwell.errors import UsageError
 from stepwell.playground.botapi.keyboards import buttons_of
 from stepwell.playground.event_group import EventGroup
@@ -108,7 +109,7 @@ async def _act(play: Playground, group: EventGroup) -> bool:
             if button.data is not None and button.data == query["data"]:
                 await person.push(button, shown)
                 return True
-    raise UsageError(f"the replay stopped: the bot sent no button with the data {query['data']!r} this time")
+    raise UsageError(f"the replay stopped: the bot sent no button with the data {quoted(query['data'])} this time")
 
 
 async def _handled(group: EventGroup, chat: int, expected: int) -> None:

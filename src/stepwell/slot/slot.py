@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
+from stepwell._secrets import quoted
 from stepwell.codec import Seal, check_name
 from stepwell.codec.large import LARGE, in_thread, open_data, seal_data
 from stepwell.errors import (
@@ -148,7 +149,7 @@ class Slot(Lease):
         text = self._seal.seal("p", name, value, large)
         limit = self.storage.limits.item
         if len(text) > limit and len(text.encode()) > limit:
-            raise TooLarge(f"the part {name!r}", len(text.encode()), limit)
+            raise TooLarge(f"the part {quoted(name)}", len(text.encode()), limit)
         return Sealed(text)
 
     def delete(self) -> None:
@@ -405,11 +406,11 @@ def _decode_parts(seal: Seal, parts: Mapping[str, str]) -> dict[str, Any]:
 
 def _check(tags: object, deadline: object, expiry: object) -> None:
     if tags is not KEEP and not (isinstance(tags, tuple) and all(type(tag) is str for tag in tags)):
-        raise InvalidOption(f"tags must be a tuple of str, not {tags!r}")
+        raise InvalidOption(f"tags must be a tuple of str, not {quoted(tags)}")
     for tag in () if tags is KEEP else tags:
         check_name("the tag", tag)
     for name, seconds in (("deadline", deadline), ("expiry", expiry)):
         if seconds is KEEP or seconds is None:
             continue
         if not isinstance(seconds, int | float) or not isfinite(seconds):
-            raise InvalidOption(f"{name} must be a number of seconds from now or None, not {seconds!r}")
+            raise InvalidOption(f"{name} must be a number of seconds from now or None, not {quoted(seconds)}")

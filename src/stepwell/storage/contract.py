@@ -13,6 +13,7 @@ from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Sequence
 from typing import Any, ClassVar, Self
 
+from stepwell._secrets import quoted
 from stepwell.codec import encode_namespace
 from stepwell.errors import InvalidOption, Unsupported
 from stepwell.record import Address, Limits
@@ -58,9 +59,9 @@ class Storage(Lifecycle):
         patience: float = 10.0,
     ) -> None:
         if sweep_every is not None and sweep_every <= 0:
-            raise InvalidOption(f"sweep_every must be a number of seconds or None, not {sweep_every!r}")
+            raise InvalidOption(f"sweep_every must be a number of seconds or None, not {quoted(sweep_every)}")
         if patience < 0:
-            raise InvalidOption(f"patience must be a number of seconds, not {patience!r}")
+            raise InvalidOption(f"patience must be a number of seconds, not {quoted(patience)}")
         super().__init__(limits=limits, ids=ids)
         #: Seconds since 1970; ``None`` means the server's own clock.
         self.clock: Callable[[], float] | None = clock
@@ -283,7 +284,7 @@ class Storage(Lifecycle):
         ``may_lag``: a replica may answer, without the latest writes, if the storage has the option ``replicas``.
         """
         if page < 1:
-            raise InvalidOption(f"page must be the number of records to read at once, not {page!r}")
+            raise InvalidOption(f"page must be the number of records to read at once, not {quoted(page)}")
         query = Query(encode_namespace(namespace, self.limits), flow, state, tag, may_lag)
         after: Any = None
         while True:

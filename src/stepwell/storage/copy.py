@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
+from stepwell._secrets import quoted
 from stepwell.codec import Seal
 from stepwell.errors import CorruptRecord, InvalidOption, NotCopied, UnknownType, VersionChanged
 from stepwell.record import (
@@ -117,7 +118,7 @@ async def copy_records(
     if source is target:
         raise InvalidOption("source and target are the same storage")
     if isinstance(namespaces, str):
-        raise InvalidOption(f"namespaces must be a list of bots' names: write [{namespaces!r}]")
+        raise InvalidOption(f"namespaces must be a list of bots' names: write [{quoted(namespaces)}]")
     try:
         await source.open()
         await target.open()

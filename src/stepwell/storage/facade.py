@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from stepwell._secrets import quoted
 from stepwell.codec import Seal, address_of, check_name, encode_key, encode_namespace
 from stepwell.codec.large import open_data, seal_data
 from stepwell.errors import CorruptRecord, InvalidOption, KeyMissing, StepwellError
@@ -79,12 +80,12 @@ class Facade(ABC):
         """
         if unknown:
             raise InvalidOption(
-                f"init() has no option {', '.join(map(repr, sorted(unknown)))}; it takes ttl and limits"
+                f"init() has no option {', '.join(map(quoted, sorted(unknown)))}; it takes ttl and limits"
             )
         if ttl is not None and ttl is not KEEP and not (isinstance(ttl, int | float) and ttl > 0):
-            raise InvalidOption(f"ttl must be a positive number of seconds or None, not {ttl!r}")
+            raise InvalidOption(f"ttl must be a positive number of seconds or None, not {quoted(ttl)}")
         if limits is not None and not isinstance(limits, Limits):
-            raise InvalidOption(f"limits must be a Limits(...), not {limits!r}")
+            raise InvalidOption(f"limits must be a Limits(...), not {quoted(limits)}")
         namespace = encode_namespace(bot, self.limits)
         if ttl is None:
             self._ttls.pop(namespace, None)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple, TypeAlias
 
+from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption, StepwellError
 from stepwell.record import Address, Change, Queue, Range, Stored, Version
 
@@ -158,7 +159,7 @@ Result: TypeAlias = Stored | Claimed | Taken | Applied | StepwellError | None
 def check_queue(queue: Queue) -> None:
     """Raise ``InvalidOption`` unless every backend can store this queue."""
     if not (isinstance(queue, Queue) and type(queue.name) is str and type(queue.priority) is int):
-        raise InvalidOption(f"queue must be a Queue(name, priority) or None, not {queue!r}")
+        raise InvalidOption(f"queue must be a Queue(name, priority) or None, not {quoted(queue)}")
     name, priority = queue
     try:
         size = len(name.encode())
@@ -167,7 +168,7 @@ def check_queue(queue: Queue) -> None:
     if not 0 < size <= _LONGEST_NAME or any(ord(character) < 32 for character in name):
         raise InvalidOption(
             f"the name of a queue must have 1 to {_LONGEST_NAME} bytes of UTF-8 and no control characters, "
-            f"not {name[:100]!r}"
+            f"not {quoted(name[:100])}"
         )
     if not -(1 << 31) <= priority < 1 << 31:
         raise InvalidOption(f"the priority of a queue must fit into 32 bits, not {priority}")

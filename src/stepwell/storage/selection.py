@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import suppress
 from typing import Any
 
+from stepwell._secrets import quoted
 from stepwell.codec import decode_key, decode_namespace, encode_namespace
 from stepwell.errors import InvalidOption, StoredDataError, Unsupported
 from stepwell.record import INBOX, LOGS, PROCESSES, QUARANTINE, Address, ReservedNamespace
@@ -43,7 +44,7 @@ class Selection:
                 if name not in there and type(name) is not ReservedNamespace:
                     bots = ", ".join([repr(decode_namespace(each)) for each in there]) or "nothing"
                     raise InvalidOption(
-                        f"the source has no records of the bot {decode_namespace(name)!r}; it has {bots}"
+                        f"the source has no records of the bot {quoted(decode_namespace(name))}; it has {bots}"
                     )
             of_bots = [name for name in OF_BOTS if name in there and name not in given]
         return cls(given + of_bots, given)

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlencode
 
+from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption, StepwellError, UnknownScheme
 from stepwell.storage.contract import Storage
 
@@ -179,7 +180,7 @@ def _load(point: EntryPoint) -> type[Storage]:
     try:
         theirs = point.load()
         if not (isinstance(theirs, type) and issubclass(theirs, Storage)):
-            raise TypeError(f"{theirs!r} is not a subclass of Storage")
+            raise TypeError(f"{quoted(theirs)} is not a subclass of Storage")
     except StepwellError:
         # Its message already says what to do, such as installing a driver.
         raise
@@ -187,6 +188,6 @@ def _load(point: EntryPoint) -> type[Storage]:
         package = "a package" if point.dist is None else f"the package {point.dist.name}"
         raise InvalidOption(
             f"the storage for {point.name}:// cannot be loaded: {package} names {point.value} in the entry point group "
-            f"{_GROUP!r} ({type(error).__name__}: {error}); fix that, or install another release of it"
+            f"{quoted(_GROUP)} ({type(error).__name__}: {error}); fix that, or install another release of it"
         ) from error
     return theirs

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterable
 from typing import TypeAlias
 
+from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption
 
 __all__ = ["Callback", "Listener", "add_listener", "call_soon", "check_topic", "has_listeners", "wake"]
@@ -29,7 +30,7 @@ _lock = threading.Lock()
 def check_topic(topic: str) -> None:
     """Raise ``InvalidOption`` unless every backend can send this topic."""
     if not isinstance(topic, str) or not 0 < len(topic.encode("utf-8", "replace")) <= LONGEST_TOPIC:
-        raise InvalidOption(f"a topic must be a str of 1 to {LONGEST_TOPIC} bytes, not {topic!r:.300}")
+        raise InvalidOption(f"a topic must be a str of 1 to {LONGEST_TOPIC} bytes, not {quoted(topic):.300}")
 
 
 def add_listener(key: Hashable, topic: str, callback: Callback) -> Callable[[], None]:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from stepwell._secrets import quoted
 from stepwell.errors import BotApiError, BotBlocked, BotUnavailable, InvalidOption, UnknownRun, UsageError
 from stepwell.nodes import BatchNode, Event, NodeFlow
 from stepwell.storage import Storage
@@ -88,7 +89,7 @@ async def broadcast(
     if not isinstance(flow_id, str) or not flow_id:
         # Without an id, the same call would send the broadcast again.
         raise InvalidOption(
-            f"broadcast(flow_id=...) takes the id of the broadcast, a text such as 'news-7', got {flow_id!r}"
+            f"broadcast(flow_id=...) takes the id of the broadcast, a text such as 'news-7', got {quoted(flow_id)}"
         )
     listed = None if chats is None else _checked_chats(chats)
     identity = {
@@ -107,7 +108,9 @@ async def broadcast(
         try:
             shared = await flow.resume(flow_id, storage=storage, on_event=watching)
         except UnknownRun:
-            raise UsageError(f"there is no broadcast {flow_id!r} in this storage; give its chats to start it") from None
+            raise UsageError(
+                f"there is no broadcast {quoted(flow_id)} in this storage; give its chats to start it"
+            ) from None
     else:
         shared = await flow.run(
             {"broadcast": identity},
@@ -161,7 +164,8 @@ class _Send(BatchNode[ChatId, list[str] | None]):
         self.check(shared.get("broadcast"))
         if self.chats is None:
             raise UsageError(
-                f"broadcast {self.check.flow_id!r} ended before its list of chats was stored, and no message was sent; "
+                f"broadcast {quoted(self.check.flow_id)} ended before its list of chats was stored, and no "
+                "message was sent; "
                 "give its chats again"
             )
         return self.chats
@@ -202,12 +206,13 @@ class _Check:
 
     def __call__(self, stored: Any) -> None:
         if not isinstance(stored, Mapping):
-            raise UsageError(f"run {self.flow_id!r} is not a broadcast; give the broadcast another flow_id")
+            raise UsageError(f"run {quoted(self.flow_id)} is not a broadcast; give the broadcast another flow_id")
         for what, mine in self.identity.items():
             if None not in (mine, stored[what]) and mine != stored[what]:
                 hint = "; chats=None resumes it with its stored list" if what == "chats" else ""
                 raise UsageError(
-                    f"broadcast {self.flow_id!r} was started with {_OTHER[what]}{hint}. Give a new broadcast another "
+                    f"broadcast {quoted(self.flow_id)} was started with {_OTHER[what]}{hint}. Give a new "
+                    "broadcast another "
                     "flow_id, or remove the old one with cancel_broadcast()"
                 )
 
@@ -223,17 +228,19 @@ def _call_to(chat: ChatId, content: object) -> dict[str, Any]:
         return {**content, "chat_id": chat}
     raise InvalidOption(
         'a broadcast takes a text, a call such as {"method": "sendMessage", "text": "Hello"}, or a function of the '
-        f"chat that returns one of them, not {content!r}"
+        f"chat that returns one of them, not {quoted(content)}"
     )
 
 
 def _checked_chats(chats: Iterable[ChatId]) -> list[ChatId]:
     if isinstance(chats, str | bytes) or not isinstance(chats, Iterable):
-        raise InvalidOption(f"broadcast() takes a list of chats, not {chats!r}")
+        raise InvalidOption(f"broadcast() takes a list of chats, not {quoted(chats)}")
     listed = list(dict.fromkeys(chats))
     for chat in listed:
         if type(chat) is not int and not (isinstance(chat, str) and chat):
-            raise InvalidOption(f"{chat!r} is not a chat; a chat is its number, or the @name of a group or channel")
+            raise InvalidOption(
+                f"{quoted(chat)} is not a chat; a chat is its number, or the @name of a group or channel"
+            )
     return listed
 
 

@@ -14,6 +14,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from stepwell._backoff import backoff, jittered
 from stepwell._optional import require
+from stepwell._secrets import quoted
 from stepwell.errors import BotApiError, BotBlocked, BotUnavailable, InvalidOption, UsageError
 from stepwell.telegram.connections import CancelScopes, Connections, NoAnswer, Response
 from stepwell.telegram.files import Payload, pack, read_content
@@ -67,7 +68,7 @@ class BotClient:
         self._api = _check_api(api)
         self._path = f"{urlsplit(self._api).path}/bot{self._token}/"
         if limits is not None and not isinstance(limits, SendLimits):
-            raise InvalidOption(f"BotClient(limits=...) takes SendLimits(...) or None, got {limits!r}")
+            raise InvalidOption(f"BotClient(limits=...) takes SendLimits(...) or None, got {quoted(limits)}")
         self._limits = limits
         self._timeout = _check_seconds("timeout", timeout)
         self._patience = _check_seconds("patience", patience)
@@ -109,7 +110,7 @@ class BotClient:
         parameters that cannot be sent.
         """
         if not isinstance(method, str) or not _METHOD.fullmatch(method):
-            raise InvalidOption(f"{method!r} is not the name of a Bot API method; names are like 'sendMessage'")
+            raise InvalidOption(f"{quoted(method)} is not the name of a Bot API method; names are like 'sendMessage'")
         payload = pack(method, params)
         link = self._open()
         chat = chat_of(method, params)
@@ -213,10 +214,10 @@ class BotClient:
         link = self._link
         if link is None:
             if self._closed:
-                raise UsageError(f"{self!r} is closed; enter it again with 'async with', or create another one")
+                raise UsageError(f"{quoted(self)} is closed; enter it again with 'async with', or create another one")
             link = self._link = _Link(self._api, self._limits, self._patience)
         elif link.loop is not asyncio.get_running_loop():
-            raise UsageError(f"{self!r} was opened in another event loop; create one client for each loop")
+            raise UsageError(f"{quoted(self)} was opened in another event loop; create one client for each loop")
         return link
 
 
@@ -372,5 +373,5 @@ def _check_api(api: str) -> str:
 
 def _check_seconds(name: str, value: float) -> float:
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
-        raise InvalidOption(f"BotClient({name}={value!r}): must be a number of seconds above 0")
+        raise InvalidOption(f"BotClient({name}={quoted(value)}): must be a number of seconds above 0")
     return float(value)

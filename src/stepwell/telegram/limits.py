@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption
 
 __all__ = ["ChatId", "SendLimits", "Window", "chat_of", "is_group", "messages_in"]
@@ -43,10 +44,10 @@ class SendLimits:
             value = getattr(self, name)
             if (value is None and name != "burst") or (type(value) is int and value >= 1):
                 continue
-            raise InvalidOption(f"SendLimits({name}={value!r}): must be a whole number above 0")
+            raise InvalidOption(f"SendLimits({name}={quoted(value)}): must be a whole number above 0")
         rate = self.per_chat
         if rate is not None and not (type(rate) in (int, float) and 0 < rate < math.inf):
-            raise InvalidOption(f"SendLimits(per_chat={rate!r}): must be a number above 0, or None")
+            raise InvalidOption(f"SendLimits(per_chat={quoted(rate)}): must be a number above 0, or None")
 
 
 class Window:

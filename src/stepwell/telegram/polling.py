@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from stepwell._secrets import quoted
 from stepwell.errors import InsideLoop, InvalidOption
 from stepwell.fsm import FSM, Router
 from stepwell.fsm.update import ON_REQUEST
@@ -66,7 +67,7 @@ async def run_polling(
     if not isinstance(router, Router) or router.fsm is None:
         raise InvalidOption("run_polling() needs a router with a machine: Router(fsm)")
     if isinstance(in_flight, bool) or not isinstance(in_flight, int) or in_flight < 1:
-        raise InvalidOption(f"in_flight must be at least 1, got {in_flight!r}")
+        raise InvalidOption(f"in_flight must be at least 1, got {quoted(in_flight)}")
     allowed = router.allowed_updates if allowed_updates is None else _checked_kinds(router, allowed_updates)
     own = client is None
     client = client or BotClient(token or find_token(), api=api, limits=limits)
@@ -119,7 +120,9 @@ def _checked_kinds(router: Router, allowed: Sequence[str]) -> list[str]:
     """Return the kinds to request. Warns of a kind that a handler waits for and that Telegram would not send."""
     listed = list(allowed) if isinstance(allowed, Iterable) and not isinstance(allowed, str) else []
     if not all(isinstance(each, str) for each in listed) or not (listed or isinstance(allowed, list | tuple)):
-        raise InvalidOption(f"allowed_updates takes a list of kinds of update, such as ['message'], got {allowed!r}")
+        raise InvalidOption(
+            f"allowed_updates takes a list of kinds of update, such as ['message'], got {quoted(allowed)}"
+        )
     missing = ON_REQUEST.intersection(router.allowed_updates or ()).difference(listed)
     if missing:
         logger.warning("a handler waits for %s, which allowed_updates does not name", ", ".join(sorted(missing)))

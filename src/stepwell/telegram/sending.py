@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from stepwell._secrets import quoted
 from stepwell.errors import BotApiError, BotUnavailable, InvalidOption
 from stepwell.fsm.refusals import report_refusal
 from stepwell.telegram.client import BotClient
@@ -35,7 +36,9 @@ class Sender:
 
     def __init__(self, client: BotClient, *, on_send_error: OnSendError | None = None) -> None:
         if on_send_error is not None and not callable(on_send_error):
-            raise InvalidOption(f"on_send_error takes a function of the call and the error, got {on_send_error!r}")
+            raise InvalidOption(
+                f"on_send_error takes a function of the call and the error, got {quoted(on_send_error)}"
+            )
         self.client: BotClient = client
         self.on_send_error: OnSendError | None = on_send_error
 

@@ -6,6 +6,7 @@ import os
 import re
 from pathlib import Path
 
+from stepwell._secrets import quoted
 from stepwell.errors import UsageError
 
 __all__ = ["check_token", "find_token"]
@@ -35,7 +36,7 @@ def find_token(folder: str | os.PathLike[str] = ".") -> str:
             return check_token(_read(path, f"BOT_TOKEN_FILE in {source}").strip(), str(path))
     raise UsageError(
         "no bot token was found; set BOT_TOKEN, or BOT_TOKEN_FILE to the path of a file with the token, "
-        f"or write BOT_TOKEN=... into {env_file}; @BotFather creates tokens"
+        f"or write BOT_TOKEN=... into {quoted(str(env_file))}; @BotFather creates tokens"
     )
 
 
@@ -55,9 +56,9 @@ def _read_env(path: Path) -> dict[str, str]:
     for line in _read(path, ".env").splitlines():
         match = _LINE.fullmatch(line)
         if match:
-            quoted = re.match(r"""(["'])(.*?)\1""", match[2])
+            in_quotes = re.match(r"""(["'])(.*?)\1""", match[2])
             # Without quotes, a comment may follow.
-            found[match[1]] = quoted[2] if quoted else re.sub(r"(^|\s)#.*", "", match[2])
+            found[match[1]] = in_quotes[2] if in_quotes else re.sub(r"(^|\s)#.*", "", match[2])
     return found
 
 

@@ -3,6 +3,7 @@
 import sys
 from typing import TYPE_CHECKING, Any
 
+from stepwell._secrets import quoted
 from stepwell.testing.clock import Clock
 from stepwell.testing.faults import FaultyStorage
 
@@ -28,4 +29,4 @@ def __getattr__(name: str) -> Any:
         from stepwell.testing import contract
 
         return getattr(contract, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise AttributeError(f"module {quoted(__name__)} has no attribute {quoted(name)}")

@@ -7,6 +7,7 @@ import copy
 from types import TracebackType
 from typing import Any, Self
 
+from stepwell._secrets import quoted
 from stepwell.codec import values
 from stepwell.errors import BotApiError, InvalidOption, UsageError
 from stepwell.fsm import Router, Update
@@ -124,12 +125,12 @@ class Chat:
         if found is None:
             there = ", ".join(repr(each.text) for each in buttons_of(message)) or "none"
             raise AssertionError(
-                f"the bot's message {text_of(message)!r} has no button {button!r}; its buttons are: {there}"
+                f"the bot's message {quoted(text_of(message))} has no button {quoted(button)}; its buttons are: {there}"
             )
         if found.types:
             return await self.send(button)
         if found.data is None:
-            raise AssertionError(f"the button {button!r} opens a page and sends the bot no update")
+            raise AssertionError(f"the button {quoted(button)} opens a page and sends the bot no update")
         pressed = self._telegram.pressed(self._user, copy.deepcopy(message), found)
         return await self.deliver(self._telegram.update("callback_query", pressed))
 
@@ -299,7 +300,7 @@ class Chat:
             raise AssertionError(
                 "the bot has sent no message here"
                 if text is None
-                else f"the bot sent no message {text!r} here; it sent: {said}"
+                else f"the bot sent no message {quoted(text)} here; it sent: {said}"
             )
         return found[-1]
 
@@ -312,7 +313,7 @@ def _person(number: int, **fields: Any) -> dict[str, Any]:
 
 def _check_text(text: object) -> None:
     if not isinstance(text, str):
-        raise InvalidOption(f"text must be a str, got {text!r}; pass other fields by name: photo=[...]")
+        raise InvalidOption(f"text must be a str, got {quoted(text)}; pass other fields by name: photo=[...]")
 
 
 def _entities(text: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption, StepwellError, StorageUnavailable
 from stepwell.storage import MemoryStorage, Operation, Result, Storage
 from stepwell.storage.lane import Batch
@@ -32,10 +33,10 @@ class FaultyStorage(MemoryStorage):
         for name, numbers in (("before", before), ("after", after)):
             if not isinstance(numbers, Collection) or not all(type(each) is int and each > 0 for each in numbers):
                 raise InvalidOption(
-                    f"{name} takes numbers of batches, counted from 1, as in {name}=[3]; got {numbers!r}"
+                    f"{name} takes numbers of batches, counted from 1, as in {name}=[3]; got {quoted(numbers)}"
                 )
         if not isinstance(patience, int | float) or not patience >= 0:
-            raise InvalidOption(f"patience must be a number of seconds, got {patience!r}")
+            raise InvalidOption(f"patience must be a number of seconds, got {quoted(patience)}")
         super().__init__(**options)
         self.before: Collection[int] = before
         self.after: Collection[int] = after

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any, NamedTuple, TypeAlias
 
+from stepwell._secrets import quoted
 from stepwell.errors import BotApiError, BotBlocked, BotUnavailable, InvalidOption
 from stepwell.fsm import Update
 from stepwell.playground.botapi.keyboards import markup_of
@@ -61,7 +62,9 @@ class Telegram:
 
     def __init__(self, now: Callable[[], float], on_send_error: OnRefused | None = None) -> None:
         if on_send_error is not None and not callable(on_send_error):
-            raise InvalidOption(f"on_send_error takes a function of the call and the error, got {on_send_error!r}")
+            raise InvalidOption(
+                f"on_send_error takes a function of the call and the error, got {quoted(on_send_error)}"
+            )
         #: All delivered updates, in order, with repeated deliveries.
         self.updates: list[dict[str, Any]] = []
         #: All calls of the bot, in order, refused ones included.
@@ -253,8 +256,8 @@ def _check(call: dict[str, Any]) -> None:
     method, markup = call["method"], call.get("reply_markup")
     if official_name(method) is None:
         near = like_official(method)
-        hint = f"; did you mean {near!r}?" if near else " (Bot API 10.3)"
-        raise Refusal(404, f"Not Found: Telegram has no method {method!r}{hint}")
+        hint = f"; did you mean {quoted(near)}?" if near else " (Bot API 10.3)"
+        raise Refusal(404, f"Not Found: Telegram has no method {quoted(method)}{hint}")
     params = Params(call if markup is None else {**call, "reply_markup": json.dumps(markup)})
     if method in ("sendMessage", "editMessageText"):
         checked_text(params)

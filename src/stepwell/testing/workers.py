@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stepwell import _portal
+from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption, UsageError
 from stepwell.fsm import FSM, Router
 from stepwell.fsm.base import Send
@@ -165,7 +166,7 @@ class Workers:
         routers = [make(self._opened()) for _ in range(self._count)]
         for router in routers:
             if not isinstance(router, Router):
-                raise InvalidOption(f"Chat(make_router): the function must return a Router, got {router!r}")
+                raise InvalidOption(f"Chat(make_router): the function must return a Router, got {quoted(router)}")
             fsm = _fsm_of(router)
             if self._show is not None:
                 fsm.send = _shown(self._show_or_die, fsm.send)
@@ -205,7 +206,7 @@ def _checked(make: MakeRouter) -> MakeRouter:
         inspect.signature(make).bind(None)
     except TypeError:
         raise InvalidOption(
-            f"Chat takes a Router or a function that makes one: def make_router(storage); got {make!r}"
+            f"Chat takes a Router or a function that makes one: def make_router(storage); got {quoted(make)}"
         ) from None
     return make
 

@@ -15,6 +15,7 @@ from aiogram.exceptions import (
     TelegramServerError,
 )
 
+from stepwell._secrets import quoted
 from stepwell.errors import UsageError
 
 __all__ = ["call_bot", "pause_of"]
@@ -26,7 +27,9 @@ async def call_bot(bot: Bot, call: dict[str, Any]) -> Any:
     name: str = params.pop("method")
     method = getattr(api, name[:1].upper() + name[1:], None)
     if method is None:
-        raise UsageError(f"this release of aiogram has no method {name!r}; upgrade aiogram, or use another method")
+        raise UsageError(
+            f"this release of aiogram has no method {quoted(name)}; upgrade aiogram, or use another method"
+        )
     return await bot(method(**params))
 
 

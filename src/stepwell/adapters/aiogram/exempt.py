@@ -11,6 +11,7 @@ from aiogram.fsm.middleware import FSMContextMiddleware
 from aiogram.fsm.storage.memory import DisabledEventIsolation
 from aiogram.types import TelegramObject, Update
 
+from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption, UsageError
 
 __all__ = ["without_isolation"]
@@ -37,7 +38,7 @@ def without_isolation(dispatcher: Dispatcher, *filters: CallbackType) -> None:
         without_isolation(dispatcher, Command("stop"))
     """
     if not isinstance(dispatcher, Dispatcher):
-        raise InvalidOption(f"without_isolation(dispatcher, filter) takes a Dispatcher, got {dispatcher!r}")
+        raise InvalidOption(f"without_isolation(dispatcher, filter) takes a Dispatcher, got {quoted(dispatcher)}")
     if not filters:
         raise InvalidOption("give a filter to without_isolation(dispatcher, filter), such as Command('stop')")
     middlewares = dispatcher.update.outer_middleware

@@ -13,6 +13,7 @@ from aiogram.dispatcher.event.bases import UNHANDLED
 from aiogram.fsm.storage.memory import MemoryStorage
 from aiogram.types import ErrorEvent, TelegramObject
 
+from stepwell._secrets import quoted
 from stepwell.adapters.aiogram.bots import BotMachines, conversation
 from stepwell.adapters.aiogram.calls import call_bot, pause_of
 from stepwell.adapters.aiogram.filters import filters_of
@@ -48,9 +49,11 @@ def setup(dispatcher: Dispatcher, fsm: FSM, *, bot: Bot | None = None) -> None:
             ctx.start_flow(Registration)
     """
     if not isinstance(dispatcher, Dispatcher):
-        raise InvalidOption(f"setup(dispatcher, fsm) takes a Dispatcher, the root of all routers, got {dispatcher!r}")
+        raise InvalidOption(
+            f"setup(dispatcher, fsm) takes a Dispatcher, the root of all routers, got {quoted(dispatcher)}"
+        )
     if not isinstance(fsm, FSM):
-        raise InvalidOption(f"setup(dispatcher, fsm) takes an FSM, got {fsm!r}")
+        raise InvalidOption(f"setup(dispatcher, fsm) takes an FSM, got {quoted(fsm)}")
     middlewares = dispatcher.update.outer_middleware
     if any(isinstance(each, _Conversations) for each in middlewares):
         raise UsageError("setup() was already called for this dispatcher; put all flows in one FSM(flows=[...])")

@@ -10,6 +10,7 @@ from aiogram.exceptions import DataNotDictLikeError
 from aiogram.fsm.state import State
 from aiogram.fsm.storage.base import BaseEventIsolation, BaseStorage, StateType, StorageKey
 
+from stepwell._secrets import quoted
 from stepwell.adapters.aiogram.claims import ClaimedRecords, HandlerClaim
 from stepwell.adapters.aiogram_records import address_of, place_of, state_name, tags_of
 from stepwell.adapters.retry import PATIENCE
@@ -102,9 +103,11 @@ class StepwellIsolation(BaseEventIsolation):
         if isinstance(storage, StepwellStorage):
             name, storage = storage._name, storage.storage
         if not lease > 0 or wait < 0:
-            raise InvalidOption(f"lease must be above 0 and wait not negative, got lease={lease!r}, wait={wait!r}")
+            raise InvalidOption(
+                f"lease must be above 0 and wait not negative, got lease={quoted(lease)}, wait={quoted(wait)}"
+            )
         if patience < 0:
-            raise InvalidOption(f"patience must not be negative, got {patience!r}")
+            raise InvalidOption(f"patience must not be negative, got {quoted(patience)}")
         self._records = _records_in(storage)
         self._name = name
         self._wait, self._lease, self._patience = wait, lease, patience

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO
 
+from stepwell._secrets import quoted
 from stepwell.adapters.ptb.entries import BOT, CHAT, USER
 from stepwell.adapters.ptb.fields import pack
 from stepwell.adapters.ptb.keyboards import KEYBOARD
@@ -53,11 +54,11 @@ class _Unpickler(pickle.Unpickler):
                 continue
         if self._code:
             raise UsageError(
-                f"the class {name!r} of the file that was started as the bot is not in {', '.join(self._code)}; "
+                f"the class {quoted(name)} of the file that was started as the bot is not in {', '.join(self._code)}; "
                 "pass that file with --import (imports=)"
             )
         raise UsageError(
-            f"it has the class {name!r} of the file that was started as the bot; pass that file: "
+            f"it has the class {quoted(name)} of the file that was started as the bot; pass that file: "
             "--import bot.py (imports=['bot.py'])"
         )
 

@@ -21,6 +21,7 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
+from stepwell._secrets import quoted
 from stepwell.adapters.langgraph.blocking import run_blocking
 from stepwell.adapters.langgraph.names import id_of, namespace_of
 from stepwell.adapters.langgraph.ownership import FencedWriter, WriteOwnership
@@ -68,7 +69,7 @@ class StepwellSaver(BaseCheckpointSaver[str]):
     ) -> None:
         super().__init__(serde=serde)
         if ownership not in ("fence", None):
-            raise InvalidOption(f'ownership must be "fence" or None, not {ownership!r}')
+            raise InvalidOption(f'ownership must be "fence" or None, not {quoted(ownership)}')
         self.storage: Storage = as_storage(storage)
         self.ownership: Literal["fence"] | None = ownership
         self.threads: Threads = Threads(self.storage, namespace, limit)
@@ -79,8 +80,10 @@ class StepwellSaver(BaseCheckpointSaver[str]):
 
     def get_next_version(self, current: str | None, channel: None) -> str:
         """Return the next version of a channel. Versions of two forks of a thread differ."""
-        number = 0 if current is None else int(str(current).partition(".")[0])
-        return f"{number + 1:08d}.{token_urlsafe(5)}"
+        number = "0" if current is None else str(current).partition(".")[0]
+        if not number.isdecimal():
+            raise InvalidOption(f"{quoted(current)} is not the version of a channel; give one that this saver returned")
+        return f"{int(number) + 1:08d}.{token_urlsafe(5)}"
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """Return a checkpoint, or the newest one of a thread."""
@@ -228,7 +231,7 @@ class StepwellSaver(BaseCheckpointSaver[str]):
                 await self.adelete_thread(thread_id)
             return
         if strategy != "keep_latest":
-            raise InvalidOption(f'strategy must be "keep_latest" or "delete", not {strategy!r}')
+            raise InvalidOption(f'strategy must be "keep_latest" or "delete", not {quoted(strategy)}')
         for thread_id in thread_ids:
             await self._thread(thread_id).remove(_all_but_newest)
 
@@ -362,7 +365,7 @@ class StepwellSaver(BaseCheckpointSaver[str]):
 def _checked(ids: Sequence[str], what: str) -> Sequence[str]:
     """Return a list of ids. A text would be taken for a list of its letters."""
     if isinstance(ids, str):
-        raise InvalidOption(f"{what} must be a list of ids, not {ids!r}; write [{ids!r}]")
+        raise InvalidOption(f"{what} must be a list of ids, not {quoted(ids)}; write [{quoted(ids)}]")
     return ids
 
 

@@ -27,6 +27,7 @@ from langgraph.store.base import (
     tokenize_path,
 )
 
+from stepwell._secrets import quoted
 from stepwell.adapters.langgraph.blocking import run_blocking
 from stepwell.codec import Seal, decode_key, encode_key, encode_namespace
 from stepwell.errors import InvalidOption, RecordReplaced, VersionChanged
@@ -110,7 +111,7 @@ class StepwellStore(BaseStore):
         if isinstance(op, ListNamespacesOp):
             return await self._namespaces(op)
         if not isinstance(op, PutOp):
-            raise InvalidOption(f"not an operation of a store: {op!r}")
+            raise InvalidOption(f"not an operation of a store: {quoted(op)}")
         return None
 
     async def _get(self, op: GetOp) -> Item | None:
@@ -273,7 +274,7 @@ def _compare(value: Any, operator: str, bound: Any) -> bool:
     if operator == "$ne":
         return bool(value != bound)
     if operator not in _ORDER:
-        raise InvalidOption(f"unknown operator {operator!r} in a filter; use $eq, $ne, {', '.join(_ORDER)}")
+        raise InvalidOption(f"unknown operator {quoted(operator)} in a filter; use $eq, $ne, {', '.join(_ORDER)}")
     try:
         left, right = float(value), float(bound)
     except (TypeError, ValueError):

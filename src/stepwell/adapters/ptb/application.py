@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 from telegram import Update
 from telegram.ext import Application
 
+from stepwell._secrets import quoted
 from stepwell.adapters.ptb.confirmation import ConfirmingQueue, confirm_update
 from stepwell.adapters.ptb.conversation import check_names, conversations_in
 from stepwell.adapters.ptb.conversations import add_conversations, conversations_of, discard_changes
@@ -89,7 +90,7 @@ def setup(application: _Application, fsm: FSM) -> None:
         setup(application, fsm)
     """
     if not isinstance(application, Application):
-        raise InvalidOption(f"setup(application, fsm) takes an Application, got {application!r}")
+        raise InvalidOption(f"setup(application, fsm) takes an Application, got {quoted(application)}")
     add_conversations(application, fsm)
     _claim_updates(application)
 

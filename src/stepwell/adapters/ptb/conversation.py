@@ -9,6 +9,7 @@ from typing import Any
 
 from telegram import Update, ext
 
+from stepwell._secrets import quoted
 from stepwell.adapters.ptb.persistence import StepwellPersistence
 from stepwell.adapters.ptb.states import ConversationKey
 from stepwell.errors import InvalidOption
@@ -133,7 +134,8 @@ def check_names(application: ext.Application[Any, Any, Any, Any, Any, Any]) -> N
     for handler in conversations_in(application):
         if handler.stored_name in names:
             raise InvalidOption(
-                f"two ConversationHandlers would store their states as {handler.stored_name!r}; give each a name=..."
+                f"two ConversationHandlers would store their states as {quoted(handler.stored_name)}; give "
+                "each a name=..."
             )
         names.add(handler.stored_name)
 

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 from telegram import Update
 from telegram.ext import Application, CallbackContext
 
+from stepwell._secrets import quoted
 from stepwell.adapters.ptb.calls import call_bot, pause_of
 from stepwell.adapters.ptb.objects import bot_of_objects
 from stepwell.adapters.retry import retry_until_free
@@ -39,7 +40,7 @@ class _Current(NamedTuple):
 def add_conversations(application: _Application, fsm: FSM) -> None:
     """Let an application have conversations."""
     if not isinstance(fsm, FSM):
-        raise InvalidOption(f"setup(application, fsm) takes an FSM, got {fsm!r}")
+        raise InvalidOption(f"setup(application, fsm) takes an FSM, got {quoted(fsm)}")
     if application in _conversations:
         raise UsageError("setup() was already called for this application; put all flows in one FSM(flows=[...])")
     _conversations[application] = ApplicationConversations(fsm)
@@ -60,7 +61,7 @@ def fsm_of(context: CallbackContext[Any, Any, Any, Any]) -> Context[Any]:
             ctx.transition("get_email")
     """
     if not isinstance(context, CallbackContext):
-        raise InvalidOption(f"fsm_of(context) takes the second argument of a handler, got {context!r}")
+        raise InvalidOption(f"fsm_of(context) takes the second argument of a handler, got {quoted(context)}")
     return current_context("fsm_of(context)")
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast, overload
 
 from telegram.ext import BasePersistence, ContextTypes, PersistenceInput
 
+from stepwell._secrets import quoted
 from stepwell.adapters.ptb.entries import BOT, CHAT, USER, EntryRecords
 from stepwell.adapters.ptb.keyboards import CallbackData, KeyboardRecords
 from stepwell.adapters.ptb.objects import bot_of_objects
@@ -85,7 +86,9 @@ class StepwellPersistence(BasePersistence[UD, CD, BD]):
         lease: float = 30.0,
     ) -> None:
         if not lease > 0 or wait < 0:
-            raise InvalidOption(f"lease must be above 0 and wait not negative, got lease={lease!r}, wait={wait!r}")
+            raise InvalidOption(
+                f"lease must be above 0 and wait not negative, got lease={quoted(lease)}, wait={quoted(wait)}"
+            )
         super().__init__(store_data=store_data, update_interval=update_interval)
         self.storage: Storage = as_storage(storage)
         self.context_types: ContextTypes[Any, UD, CD, BD] = cast(

@@ -7,6 +7,7 @@ from typing import Any
 
 from telebot.async_telebot import AsyncTeleBot
 
+from stepwell._secrets import quoted
 from stepwell.adapters.retry import TEMPORARY
 from stepwell.errors import InvalidOption
 
@@ -30,7 +31,7 @@ def confirm_handled(bot: AsyncTeleBot) -> None:
     """
     if not isinstance(bot, AsyncTeleBot):
         raise InvalidOption(
-            f"confirm_handled(bot) takes an AsyncTeleBot, got {bot!r}; TeleBot(token, threaded=False) handles an "
+            f"confirm_handled(bot) takes an AsyncTeleBot, got {quoted(bot)}; TeleBot(token, threaded=False) handles an "
             "update before it confirms it"
         )
     # Not typed in telebot.

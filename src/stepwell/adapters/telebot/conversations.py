@@ -18,6 +18,7 @@ from telebot.async_telebot import AsyncTeleBot
 
 from stepwell._portal import call as call_in_thread
 from stepwell._portal import sync
+from stepwell._secrets import quoted
 from stepwell.adapters.retry import TEMPORARY, retry_until_free
 from stepwell.adapters.sending import MakeCall, make_call, sender
 from stepwell.adapters.telebot import filters
@@ -57,9 +58,9 @@ def setup(bot: TeleBot | AsyncTeleBot, fsm: FSM) -> None:
             fsm_of(message).start_flow(Registration)
     """
     if not isinstance(bot, TeleBot | AsyncTeleBot):
-        raise InvalidOption(f"setup(bot, fsm) takes a TeleBot or an AsyncTeleBot, got {bot!r}")
+        raise InvalidOption(f"setup(bot, fsm) takes a TeleBot or an AsyncTeleBot, got {quoted(bot)}")
     if not isinstance(fsm, FSM):
-        raise InvalidOption(f"setup(bot, fsm) takes an FSM, got {fsm!r}")
+        raise InvalidOption(f"setup(bot, fsm) takes an FSM, got {quoted(fsm)}")
     if hasattr(bot, _MARK):
         raise UsageError("setup() was already called for this bot; put all flows in one FSM(flows=[...])")
     # Not typed in telebot.

@@ -6,6 +6,7 @@ from collections.abc import Coroutine, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from stepwell._portal import sync
+from stepwell._secrets import quoted
 from stepwell.adapters.telebot.operations import OperationQueue
 from stepwell.codec import check_name
 from stepwell.codec.large import open_data, seal_data
@@ -200,7 +201,7 @@ def _place_of(state: object) -> Place:
         # No text has this place: one with a colon has a flow.
         return Place(None, f"int:{state}")
     if not isinstance(state, str):
-        raise InvalidOption(f"a state must be a State, its name, an int or None, not {state!r}")
+        raise InvalidOption(f"a state must be a State, its name, an int or None, not {quoted(state)}")
     check_name("the state", state)
     flow, colon, name = str.__str__(state).rpartition(":")
     return Place(flow if colon else None, name)

@@ -11,6 +11,7 @@ from typing import Any
 from telebot import asyncio_storage
 from telebot import storage as sync_storage
 
+from stepwell._secrets import quoted
 from stepwell.adapters.telebot.records import BlockingRecords, RecordKey, Snapshot, StateRecords
 from stepwell.storage import Storage
 from stepwell.storage.urls import as_storage
@@ -303,5 +304,6 @@ class AsyncInteractiveData:
 
 def _no_record(key: RecordKey) -> RuntimeError:
     return RuntimeError(
-        f"chat {key.chat_id} and user {key.user_id} have no state, so no data can be added; call set_state() first"
+        f"chat {quoted(key.chat_id)} and user {quoted(key.user_id)} have no state, so no data can be added; "
+        "call set_state() first"
     )

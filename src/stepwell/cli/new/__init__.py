@@ -7,6 +7,7 @@ import re
 from importlib.resources import files
 from pathlib import Path
 
+from stepwell._secrets import quoted
 from stepwell.cli.command import Commands, add_command
 from stepwell.cli.output import report
 from stepwell.errors import InvalidOption, UsageError
@@ -33,7 +34,8 @@ def add(commands: Commands) -> None:
 def _new(options: argparse.Namespace) -> int:
     if not _NAME.fullmatch(options.name):
         raise InvalidOption(
-            f"{options.name!r} is not a name for a project; use lower-case letters, digits, - and _, such as my-bot"
+            f"{quoted(options.name)} is not a name for a project; use lower-case letters, digits, - and _, "
+            "such as my-bot"
         )
     if options.name.replace("_", "-") == "stepwell":
         # The project depends on this package, and pip would look for it in the project itself.

@@ -11,6 +11,7 @@ from time import perf_counter
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
+from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption, NodeTimeout, Parked
 from stepwell.nodes.engine.hooks import call_hook, is_async
 from stepwell.nodes.engine.threads import in_thread
@@ -46,17 +47,17 @@ class ExecPolicy:
     def __post_init__(self) -> None:
         if not isinstance(self.max_retries, int) or isinstance(self.max_retries, bool) or self.max_retries < 1:
             raise InvalidOption(
-                f"max_retries={self.max_retries!r}: it counts all attempts, so give a whole number of at least 1"
+                f"max_retries={quoted(self.max_retries)}: it counts all attempts, so give a whole number of at least 1"
             )
         for name, least in (("wait", 0), ("backoff", 1), ("jitter", 0)):
             value = getattr(self, name)
             if not isinstance(value, int | float) or isinstance(value, bool) or not value >= least:
-                raise InvalidOption(f"{name}={value!r}: give a number of at least {least}")
+                raise InvalidOption(f"{name}={quoted(value)}: give a number of at least {least}")
         if self.timeout is not None and (not isinstance(self.timeout, int | float) or not self.timeout > 0):
-            raise InvalidOption(f"timeout={self.timeout!r}: give seconds above 0, or None")
+            raise InvalidOption(f"timeout={quoted(self.timeout)}: give seconds above 0, or None")
         kinds = self.retry_on if isinstance(self.retry_on, tuple) else (self.retry_on,)
         if not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds):
-            raise InvalidOption(f"retry_on={self.retry_on!r}: give an exception class or a tuple of them")
+            raise InvalidOption(f"retry_on={quoted(self.retry_on)}: give an exception class or a tuple of them")
 
     @property
     def plain(self) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias, TypeVar
 
+from stepwell._secrets import quoted
 from stepwell.codec import check_name
 from stepwell.errors import InvalidGraph, InvalidOption
 from stepwell.nodes.engine.hooks import Hooks
@@ -74,7 +75,7 @@ class BaseNode:
 
     def __init__(self, *, name: str | None = None) -> None:
         if name is not None and (not isinstance(name, str) or not name or "/" in name or name.isdigit()):
-            raise InvalidOption(f"name={name!r}: give a non-empty text that is not a number and has no '/'")
+            raise InvalidOption(f"name={quoted(name)}: give a non-empty text that is not a number and has no '/'")
         check_name("the name", name)
         self.name = name
         self.params = {}
@@ -99,7 +100,7 @@ class BaseNode:
 
     def __sub__(self, action: str) -> Edge:
         if not isinstance(action, str) or not action:
-            raise TypeError(f"an action is a non-empty string, not {action!r}")
+            raise TypeError(f"an action is a non-empty string, not {quoted(action)}")
         # The validation of the flow reports an edge without a target.
         if action not in self.successors:
             self._dangling.add(action)
@@ -136,11 +137,11 @@ class Edge:
 def check_edge(source: BaseNode, target: object, action: object) -> None:
     """Raise ``TypeError`` or ``InvalidGraph`` unless this can be an edge."""
     if not isinstance(action, str) or not action:
-        raise TypeError(f"an action is a non-empty string, not {action!r}")
+        raise TypeError(f"an action is a non-empty string, not {quoted(action)}")
     if not isinstance(target, BaseNode | End):
         raise InvalidGraph(
             type(source).__name__,
-            [f"the edge {action!r} leads to {target!r}, which is not a node; give a node, a flow or END"],
+            [f"the edge {quoted(action)} leads to {quoted(target)}, which is not a node; give a node, a flow or END"],
         )
 
 

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TypeAlias
 
 from stepwell._backoff import backoff
+from stepwell._secrets import quoted
 from stepwell.errors import ExecutorError
 from stepwell.nodes.engine.thread_pool import ThreadPool, shared_pool
 from stepwell.nodes.engine.threads import ExecutorFailed, settled
@@ -90,7 +91,7 @@ class BatchExecutor:
 
     def advice(self, error: Exception) -> str:
         """Return the note for an error that ends the batch."""
-        whose = f"the executor of batch {self._path!r}"
+        whose = f"the executor of batch {quoted(self._path)}"
         kept = "A durable run has stored the results so far, and can be resumed"
         if isinstance(error, ExecutorError):
             return f"no item was sent to {whose}"

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from stepwell._secrets import quoted
 from stepwell.errors import (
     AlreadyHeld,
     Busy,
@@ -79,7 +80,7 @@ def branch_of(cursor: Cursor | None, flow_id: str) -> Branch:
         raise UsageError("child() was called outside its step; call step().child(...) in prep, exec or post of a node")
     if cursor.branch is None:
         raise UsageError(
-            f"node {cursor.node!r} starts a child run, so its own run needs a storage: run(shared, storage=...)"
+            f"node {quoted(cursor.node)} starts a child run, so its own run needs a storage: run(shared, storage=...)"
         )
     return cursor.branch
 
@@ -96,8 +97,9 @@ def check_partition(flow: BaseFlow, partition: str | int | None, parent: Parent)
     """Raise ``UsageError`` if a child would wait for a partition that a run above it has."""
     if partition is not None and (flow._title(), partitions.encode(partition)) in parent.above:
         raise UsageError(
-            f"a child run of {flow._title()!r} in partition {partition!r} would wait for its parent "
-            f"{parent.flow_id!r}, which has this partition and waits for it; give the child another partition or none"
+            f"a child run of {quoted(flow._title())} in partition {quoted(partition)} would wait for its parent "
+            f"{quoted(parent.flow_id)}, which has this partition and waits for it; give the child another "
+            "partition or none"
         )
 
 
@@ -135,13 +137,15 @@ def park_for(cursor: Cursor, child: str, timeout: float | None) -> Park | Parked
     if cursor.item is not None:
         if timeout is not None:
             raise UsageError(
-                f"an item of batch {cursor.node!r} waits for a child run with a timeout, which is not supported; wait "
+                f"an item of batch {quoted(cursor.node)} waits for a child run with a timeout, which is not "
+                "supported; wait "
                 "for it in a Node, or without a timeout"
             )
         return Parked("", branch.journal.flow_id, cursor.node, None, None, for_children=True)
     if stage.node._shape != "node":
         raise UsageError(
-            f"{cursor.node!r} waits for a child run, and is a {stage.node._shape}; wait in prep, exec or post of a Node"
+            f"{quoted(cursor.node)} waits for a child run, and is a {stage.node._shape}; wait in prep, exec "
+            "or post of a Node"
         )
     journal = branch.journal
     wait = journal.open.get(cursor.node)
@@ -151,7 +155,7 @@ def park_for(cursor: Cursor, child: str, timeout: float | None) -> Park | Parked
         until = timeouts.setdefault(child, journal.now() + timeout)
         fired = is_child_wait(wait) and cursor.node in journal.overdue and wait["until"] == until
         if fired or until <= journal.now():
-            raise TimeoutError(f"child run {child!r} has not ended within {timeout} seconds")
+            raise TimeoutError(f"child run {quoted(child)} has not ended within {timeout} seconds")
     place = place_of(branch, cursor.node, cursor.visit)
     return Park({"id": "", "question": None, "until": until, "step": place, "child": child, "timeouts": timeouts})
 
@@ -178,7 +182,9 @@ async def release(
             await report(storage, flow_id, submitted["parent"])
             await _remove_deadline(storage, flow_id)
         except StepwellError as error:
-            logger.warning("the end of child run %r was not reported yet (%s); a worker repeats it", flow_id, error)
+            logger.warning(
+                "the end of child run %s was not reported yet (%s); a worker repeats it", quoted(flow_id), error
+            )
 
 
 async def _remove_deadline(storage: Storage, flow_id: str) -> None:
@@ -212,9 +218,9 @@ async def cancel(slot: Slot, flow_id: str, reason: str | None) -> None:
             table = table_of(entry.place, entry.address)
             if table is not None and table.get("parent") == flow_id and table["status"] not in ENDED:
                 with suppress(UnknownRun, RunFinished):
-                    await _cancel_child(storage, entry.key, f"its parent {flow_id!r} was cancelled")
+                    await _cancel_child(storage, entry.key, f"its parent {quoted(flow_id)} was cancelled")
         except StoredDataError as error:
-            logger.warning("child run %r was not cancelled with its parent: %s", entry.key, error)
+            logger.warning("child run %s was not cancelled with its parent: %s", quoted(entry.key), error)
     await lease.cancel(slot, reason)
 
 

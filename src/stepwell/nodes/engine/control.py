@@ -8,6 +8,7 @@ from contextlib import suppress
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from stepwell._secrets import quoted
 from stepwell.codec import check_name
 from stepwell.errors import (
     AlreadyHeld,
@@ -67,7 +68,7 @@ async def answer(flow: BaseFlow, given: str, value: Any, *, storage: Storage) ->
         known = waits.questions(opened)
         meant = waits.only_wait(flow_id, opened) if wait_id is None else wait_id
         if meant is None:
-            raise UsageError(f"run {flow_id!r} waits for no answer")
+            raise UsageError(f"run {quoted(flow_id)} waits for no answer")
         path = next((path for path, each in known.items() if meant == each), None)
         if path is None:
             assert wait_id is not None
@@ -108,7 +109,7 @@ async def _has_answer(storage: Storage, flow_id: str, wait_id: str) -> bool:
 async def signal(flow: BaseFlow, flow_id: str, name: str, value: Any, *, storage: Storage) -> None:
     """Store a signal for a run, which the next wait for it takes."""
     if not isinstance(name, str) or not name:
-        raise InvalidOption(f"name={name!r}: give the name of a signal")
+        raise InvalidOption(f"name={quoted(name)}: give the name of a signal")
     check_name("the signal", name)
 
     async def message_of(place: Place, table: dict[str, Any]) -> Mapping[str, Any] | None:
@@ -133,15 +134,15 @@ def _check_signal(flow: BaseFlow, name: str, awaited: Collection[str]) -> None:
     if name in known:
         return
     near = get_close_matches(name, known, n=1)
-    names = f"its signals are {', '.join(map(repr, sorted(known)))}" if known else "it waits for no signals"
-    hint = f"did you mean {near[0]!r}?" if near else names
-    raise InvalidOption(f"no node of flow {flow._title()!r} waits for the signal {name!r}; {hint}")
+    names = f"its signals are {', '.join(map(quoted, sorted(known)))}" if known else "it waits for no signals"
+    hint = f"did you mean {quoted(near[0])}?" if near else names
+    raise InvalidOption(f"no node of flow {quoted(flow._title())} waits for the signal {quoted(name)}; {hint}")
 
 
 async def cancel(flow: BaseFlow, flow_id: str, reason: str | None, *, storage: Storage) -> None:
     """Cancel a run, and return when it has ended as cancelled; raise ``RunFinished`` if it finished before."""
     if reason is not None and not isinstance(reason, str):
-        raise InvalidOption(f"reason={reason!r}: give a text, or None")
+        raise InvalidOption(f"reason={quoted(reason)}: give a text, or None")
 
     async def message_of(place: Place, table: dict[str, Any]) -> Mapping[str, Any] | None:
         _check_flow(flow, flow_id, place, "cancelled")
@@ -189,7 +190,7 @@ def _can_pause(table: Mapping[str, Any], flow_id: str) -> bool:
     _check_not_ended(flow_id, table)
     status = table["status"]
     if status in ("failed", "stuck"):
-        raise UsageError(f"run {flow_id!r} is {status}, so it does not continue unless it is resumed")
+        raise UsageError(f"run {quoted(flow_id)} is {status}, so it does not continue unless it is resumed")
     return bool(status != "paused")
 
 
@@ -214,13 +215,13 @@ async def retry(
 ) -> int:
     """Put failed, stuck or paused runs into their queue again, and return how many."""
     if status not in get_args(Retried):
-        raise InvalidOption(f"status={status!r}: choose 'failed', 'stuck' or 'paused'")
+        raise InvalidOption(f"status={quoted(status)}: choose 'failed', 'stuck' or 'paused'")
     if limit is not None and (type(limit) is not int or limit < 0):
-        raise InvalidOption(f"limit={limit!r}: give a whole number, or None")
+        raise InvalidOption(f"limit={quoted(limit)}: give a whole number, or None")
     if isinstance(flow_ids, str):
         flow_ids = [flow_ids]
     if flow_ids is not None and not isinstance(flow_ids, Iterable):
-        raise InvalidOption(f"flow_ids={flow_ids!r}: give a list of ids, one id, or None")
+        raise InvalidOption(f"flow_ids={quoted(flow_ids)}: give a list of ids, one id, or None")
     retried = 0
     if flow_ids is not None:
         flow_ids = list(flow_ids)
@@ -269,8 +270,9 @@ async def _retry(
             if "parent" in table and await children.is_cancelled(storage, table["parent"]):
                 if named:
                     raise UsageError(
-                        f"run {flow_id!r} is a child of run {table['parent']!r}, which was cancelled; start a new "
-                        f"run of flow {flow._title()!r} instead"
+                        f"run {quoted(flow_id)} is a child of run {quoted(table['parent'])}, which was "
+                        "cancelled; start a new "
+                        f"run of flow {quoted(flow._title())} instead"
                     )
                 return False
             index = flow_index(slot.place.flow or "", slot.place.revision or 1)
@@ -320,7 +322,7 @@ async def _check_unreplaced(storage: Storage, flow_id: str) -> None:
 
 def _check_flow(flow: BaseFlow, flow_id: str, place: Place, asked: str) -> None:
     if place.flow != flow._title():
-        differs = f"it is a run of flow {place.flow!r}, not of {flow._title()!r}"
+        differs = f"it is a run of flow {quoted(place.flow)}, not of {quoted(flow._title())}"
         raise FlowChanged(flow_id, [differs], asked=asked)
 
 

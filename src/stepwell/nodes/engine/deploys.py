@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from stepwell._secrets import quoted
+
 if TYPE_CHECKING:
     from stepwell.nodes.engine.plan import Stage
     from stepwell.nodes.engine.shape import Shape
@@ -76,17 +78,19 @@ def misfits(stored: Position, shape: Shape) -> list[str]:
         if branch and (problem := _misfit_of_branch(stored, branch, shape)) is not None:
             problems.append(problem)
         elif path not in shape and path not in stored.open:
-            problems.append(f"it is at {path!r}, which is not a node of the flow any more")
+            problems.append(f"it is at {quoted(path)}, which is not a node of the flow any more")
         elif path in shape and branch_of(path) != branch:
-            problems.append(f"it is at {path!r}, which is in a branch of a parallel node that the run has not entered")
+            problems.append(
+                f"it is at {quoted(path)}, which is in a branch of a parallel node that the run has not entered"
+            )
     for path, inside in stored.open.items():
         if path in stored.starts:
             problem = _misfit_of_branch(stored, path, shape)
             start = stored.starts[path]
             if problem is None and (start not in shape or branch_of(start) != path):
-                problem = f"branch {path!r} has ended, and its first node {start!r} is not in it any more"
+                problem = f"branch {quoted(path)} has ended, and its first node {quoted(start)} is not in it any more"
         elif path and stored.positions.get(branch_of(path)) != path:
-            problem = f"it is inside {path!r} and not at it; check renamed="
+            problem = f"it is inside {quoted(path)} and not at it; check renamed="
         else:
             problem = _misfit_inside(path, inside, stored.kinds.get(path), shape)
         if problem is not None:
@@ -99,9 +103,9 @@ def _misfit_of_branch(stored: Position, branch: str, shape: Shape) -> str | None
     """Return why a branch that has begun or ended does not exist in a graph."""
     parallel, _, number = branch.rpartition("/")
     if kind_of(shape, parallel) != "parallel":
-        return f"it is inside the branches of {parallel!r}, which {_now(shape, parallel)}"
+        return f"it is inside the branches of {quoted(parallel)}, which {_now(shape, parallel)}"
     if stored.open.get(parallel) is not True or f"start {number}" not in shape[parallel][1]:
-        return f"it is in branch {branch!r}, which is not a branch of {parallel!r} any more"
+        return f"it is in branch {quoted(branch)}, which is not a branch of {quoted(parallel)} any more"
     return None
 
 
@@ -118,7 +122,7 @@ def _misfit_of_branches(stored: Position, parallel: str, shape: Shape) -> str | 
     if len(set(names)) == len(names) and set(before) <= set(after):
         # Each branch can be recognised by its first node, and none has moved.
         return None
-    return f"it is inside the branches of {parallel!r}, which had {len(before)} branches and has {len(after)}"
+    return f"it is inside the branches of {quoted(parallel)}, which had {len(before)} branches and has {len(after)}"
 
 
 def _misfit_inside(path: str, inside: Any, kind: str | None, shape: Shape) -> str | None:
@@ -134,7 +138,7 @@ def _misfit_inside(path: str, inside: Any, kind: str | None, shape: Shape) -> st
         doing = "is inside the branches of"
     else:
         doing = "has completed the nodes inside the flow"
-    return f"it {doing} {path!r}, which {_now(shape, path)}"
+    return f"it {doing} {quoted(path)}, which {_now(shape, path)}"
 
 
 def ambiguous_names(
@@ -157,8 +161,9 @@ def ambiguous_names(
                 known, present = _numbered(old, above, kind), _numbered(stages, parent, kind)
                 if known != present:
                     problems[place] = (
-                        f"it is at {path!r}, and the flow had {len(known)} of {kind!r} without a name and has "
-                        f"{len(present)}, so {name!r} may be another node; name them, or use renamed="
+                        f"it is at {quoted(path)}, and the flow had {len(known)} of {quoted(kind)} without a "
+                        "name and has "
+                        f"{len(present)}, so {quoted(name)} may be another node; name them, or use renamed="
                     )
             before, after = above, parent
     return problems

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterable, Iterable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from stepwell._secrets import quoted
 from stepwell.errors import KeptError, Parked, TooLarge
 from stepwell.nodes.engine.branch import Park
 from stepwell.nodes.engine.hooks import call_hook
@@ -70,7 +71,7 @@ async def store_items(branch: Branch, stage: Stage, visit: int, items: list[Any]
             )
         except TooLarge as error:
             if size == 1:
-                error.add_note(f"item {begin} of batch {path!r}")
+                error.add_note(f"item {begin} of batch {quoted(path)}")
                 raise
             size //= 2
             continue
@@ -206,7 +207,7 @@ class _DurableBatchRun(BatchRun):
             return [await self._journal.seal_soon(path, name, rows, lambda at: _result_at(at, results))]
         except TooLarge as error:
             if len(results) == 1:
-                error.add_note(f"the result of item {results[0][0]} of batch {path!r}")
+                error.add_note(f"the result of item {results[0][0]} of batch {quoted(path)}")
                 raise
         half = len(results) // 2
         first = await self._seal(results[:half], number)

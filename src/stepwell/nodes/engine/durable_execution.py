@@ -8,6 +8,7 @@ from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from stepwell._secrets import quoted
 from stepwell.errors import Conflict, LeaseLost, RunCancelled, RunPaused, StorageError
 from stepwell.nodes.engine import children, lease, loop_lag, survivors
 from stepwell.nodes.engine.base_flow import apply_updates
@@ -89,8 +90,8 @@ async def _run_to_end(run: Execution, journal: Journal, params: Mapping[str, Any
         try:
             for path in await journal.fail(error):
                 error.add_note(
-                    f"the answer to {path!r} is stored: flow.resume({journal.flow_id!r}) uses it again, "
-                    f"flow.resume({journal.flow_id!r}, value) replaces it"
+                    f"the answer to {quoted(path)} is stored: flow.resume({quoted(journal.flow_id)}) uses it again, "
+                    f"flow.resume({quoted(journal.flow_id)}, value) replaces it"
                 )
         except Exception as failure:  # noqa: BLE001 - it must not hide the error of the run
             # The run has not ended, so it keeps its partition.
@@ -172,7 +173,9 @@ async def _interrupt(journal: Journal, *, run: Execution) -> None:
                 run.end("run.cancelled", error=cancelled)
     except Exception as error:  # noqa: BLE001 - the caller must get its cancellation
         logger.info(
-            "run %r was interrupted (%s); a worker continues it when its lease has ended", journal.flow_id, error
+            "run %s was interrupted (%s); a worker continues it when its lease has ended",
+            quoted(journal.flow_id),
+            error,
         )
 
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption, TooManySteps
 from stepwell.nodes.engine.ids import new_flow_id
 from stepwell.nodes.engine.position import Cursor
@@ -163,4 +164,4 @@ class Limiter:
 def check_concurrency(concurrency: object) -> None:
     """Raise ``InvalidOption`` unless this is a whole number of at least 1."""
     if not isinstance(concurrency, int) or isinstance(concurrency, bool) or concurrency < 1:
-        raise InvalidOption(f"concurrency={concurrency!r}: give a whole number of at least 1")
+        raise InvalidOption(f"concurrency={quoted(concurrency)}: give a whole number of at least 1")

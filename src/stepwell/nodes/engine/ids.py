@@ -6,6 +6,7 @@ import re
 import secrets
 from typing import NamedTuple, Self
 
+from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption
 
 __all__ = ["WaitId", "check_flow_id", "flow_of_wait", "new_flow_id"]
@@ -28,9 +29,9 @@ def new_flow_id(prefix: str) -> str:
 def check_flow_id(flow_id: object) -> None:
     """Raise ``InvalidOption`` unless a new run may have this id."""
     if not isinstance(flow_id, str) or not flow_id:
-        raise InvalidOption(f"flow_id={flow_id!r}: give a non-empty string, or leave it out for a new id")
+        raise InvalidOption(f"flow_id={quoted(flow_id)}: give a non-empty string, or leave it out for a new id")
     if flow_of_wait(flow_id) is not None:
-        raise InvalidOption(f"flow_id={flow_id!r} is the id of a wait; give the run another id")
+        raise InvalidOption(f"flow_id={quoted(flow_id)} is the id of a wait; give the run another id")
 
 
 class WaitId(NamedTuple):
@@ -74,7 +75,7 @@ def flow_of_wait(given: str) -> str | None:
     Raises ``InvalidOption`` if it is not a text.
     """
     if not isinstance(given, str):
-        raise InvalidOption(f"flow_id={given!r}: give a non-empty string")
+        raise InvalidOption(f"flow_id={quoted(given)}: give a non-empty string")
     match = _WAIT.fullmatch(given)
     if match is None:
         return None

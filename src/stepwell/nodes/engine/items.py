@@ -12,6 +12,7 @@ from time import perf_counter
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
+from stepwell._secrets import quoted
 from stepwell.errors import UsageError
 from stepwell.nodes.engine.attempts import attempt
 from stepwell.nodes.engine.batch_executor import MakeExecutor
@@ -80,12 +81,12 @@ async def _run_in_loop(stage: Stage, cursor: Cursor, node: Any, source: Iterable
     except Exception as error:
         # With as many results as items, the iterable has failed, not an item.
         if len(results) == index:
-            add_note(error, f"item {index} of batch {stage.path!r}")
+            add_note(error, f"item {index} of batch {quoted(stage.path)}")
         raise
     except asyncio.CancelledError as cancelled:
         if run.cancelling() or run.without_loop:
             raise
-        raise inside_cancelled(f"item {index} of batch {stage.path!r}", cancelled) from cancelled
+        raise inside_cancelled(f"item {index} of batch {quoted(stage.path)}", cancelled) from cancelled
     finally:
         await close_source(source)
     return results
@@ -152,7 +153,7 @@ class BatchRun:
         else:
             if cursor.run.without_loop:
                 raise UsageError(
-                    f"prep of batch {stage.path!r} returned an async iterable, which needs an event loop: "
+                    f"prep of batch {quoted(stage.path)} returned an async iterable, which needs an event loop: "
                     "declare prep as async def, or await flow.run()"
                 )
             self._async_iterator = aiter(source)
@@ -186,7 +187,7 @@ class BatchRun:
         conclude(
             self.settings.on_error,
             self.failures,
-            f"of {len(self.results)} items of batch {self.stage.path!r}",
+            f"of {len(self.results)} items of batch {quoted(self.stage.path)}",
             fatal=self.fatal,
         )
         return self.results
@@ -283,10 +284,10 @@ class BatchRun:
                     # It waited for another attempt or for its fallback.
                     self.record(index, item, cancelled.__context__, cursor.attempt)
                 raise
-            inside = inside_cancelled(f"item {index} of batch {self.stage.path!r}", cancelled)
+            inside = inside_cancelled(f"item {index} of batch {quoted(self.stage.path)}", cancelled)
             self.fail(index, item, inside, cursor.attempt)
         except BaseException as error:
-            place = f"item {index} of batch {self.stage.path!r}"
+            place = f"item {index} of batch {quoted(self.stage.path)}"
             if cursor.branch is None or not (exited := exit_of(place, error, in_thread=self.stage.threaded)):
                 raise
             # A task that raises SystemExit stops the event loop before the error is stored.
@@ -308,7 +309,7 @@ class BatchRun:
             raise self.halt()
 
     def record(self, index: int, item: Any, error: Exception, attempt: int = 1) -> None:
-        add_note(error, f"item {index} of batch {self.stage.path!r}")
+        add_note(error, f"item {index} of batch {quoted(self.stage.path)}")
         if not self.failures:
             self._failed_attempt = attempt
         self.failures.append(error)

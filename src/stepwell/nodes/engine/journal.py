@@ -15,6 +15,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
+from stepwell._secrets import quoted
 from stepwell.errors import (
     EncodeError,
     LeaseLost,
@@ -230,7 +231,7 @@ class Journal(Mailbox):
         try:
             await self._read_fields()
         except StepwellError as error:
-            logger.warning("the fields of run %r could not be read (%s); retrying", self.flow_id, error)
+            logger.warning("the fields of run %s could not be read (%s); retrying", quoted(self.flow_id), error)
 
     async def _read_fields(self) -> bool:
         """Give the shared state the fields that others have merged; return whether the record still exists."""
@@ -446,22 +447,24 @@ class Journal(Mailbox):
         if isinstance(error, EncodeError):
             return Unstorable(node, error.path, error.type_name, error.why)
         if isinstance(error, LeaseLost | RecordReplaced):
-            self.explain_loss(error, f"while node {node!r} ran here" if node else "at its start")
+            self.explain_loss(error, f"while node {quoted(node)} ran here" if node else "at its start")
         else:
-            error.add_note(f"{f'after node {node!r}' if node else 'at the start'} of run {self.flow_id!r}")
+            error.add_note(f"{f'after node {quoted(node)}' if node else 'at the start'} of run {quoted(self.flow_id)}")
         return error
 
     def explain_loss(self, error: LeaseLost | RecordReplaced, when: str) -> None:
         """Give a conflict of the record the message for a run; the original one is about conversations."""
         error.args = (
-            f"the lease of run {self.flow_id!r} ended before its commit, so nothing was written; a worker or "
-            f"flow.resume({self.flow_id!r}) continues it, unless another runner has it already. Keep blocking calls "
+            f"the lease of run {quoted(self.flow_id)} ended before its commit, so nothing was written; a worker or "
+            f"flow.resume({quoted(self.flow_id)}) continues it, unless another runner has it already. Keep "
+            "blocking calls "
             "out of the event loop, so that the lease can be renewed"
             if isinstance(error, LeaseLost)
-            else f"run {self.flow_id!r} was removed or replaced (cleanup, update_state), so nothing was written and "
+            else f"run {quoted(self.flow_id)} was removed or replaced (cleanup, update_state), so nothing was "
+            "written and "
             "this runner stops; change fields of a run with merge_state()",
         )
-        error.add_note(f"run {self.flow_id!r} was lost {when}; flow.status() shows its state")
+        error.add_note(f"run {quoted(self.flow_id)} was lost {when}; flow.status() shows its state")
 
     def now(self) -> float:
         """Return the time of the storage: that of its last answer, plus the time since."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption
 from stepwell.nodes.engine.run_format import Retention, end_deadline
 from stepwell.record import DAY, RUNS, Address, Queue, Stored
@@ -23,7 +24,7 @@ LEASE: float = 10.0
 def hold(storage: Storage, flow_id: str, *, wait: float) -> Slot:
     """Return the slot of a run, which one task holds at a time."""
     if not isinstance(flow_id, str) or not flow_id:
-        raise InvalidOption(f"flow_id={flow_id!r}: give a non-empty string")
+        raise InvalidOption(f"flow_id={quoted(flow_id)}: give a non-empty string")
     return Slot(storage, RUNS, flow_id, wait=wait, lease=LEASE)
 
 

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from stepwell._secrets import quoted
 from stepwell.errors import StepwellError
 from stepwell.nodes.engine.parts import RunParts
 from stepwell.nodes.engine.run_format import MAIL, kind_of_mail, problem_of_part
@@ -48,7 +49,7 @@ class Mailbox(RunParts):
         try:
             await self.read_mail()
         except StepwellError as error:
-            logger.warning("the mail of run %r could not be read (%s); retrying", self.flow_id, error)
+            logger.warning("the mail of run %s could not be read (%s); retrying", quoted(self.flow_id), error)
 
     async def read_mail(self) -> None:
         """Read the mail that others have written since the run was loaded."""
@@ -71,8 +72,8 @@ class Mailbox(RunParts):
             if problem is not None:
                 # Later reads find it again.
                 self._used_mail.add(name)
-                text = "the mail %r of run %r has another form (%s) and is ignored"
-                logger.warning(text, name, self.flow_id, problem)
+                text = "the mail %r of run %s has another form (%s) and is ignored"
+                logger.warning(text, name, quoted(self.flow_id), problem)
                 continue
             self.mail[name] = mail[name]
             if kind_of_mail(name) == "cancel":

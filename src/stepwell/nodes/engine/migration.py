@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
+from stepwell._secrets import quoted
 from stepwell.errors import EncodeError, FlowChanged, InvalidOption, TooLarge
 from stepwell.nodes.engine.deploys import Position, branch_of
 from stepwell.nodes.engine.monitor import OpenWait, Progress, progress_of, waits_of
@@ -65,17 +66,17 @@ def check_deploy_options(revision: object, migrate: object, renamed: Mapping[str
     """Raise ``InvalidOption`` unless these can be options of a flow."""
     if type(revision) is not int or not 1 <= revision <= MOST_REVISIONS:
         raise InvalidOption(
-            f"revision={revision!r}: give a whole number from 1 to {MOST_REVISIONS}, and increase it by 1"
+            f"revision={quoted(revision)}: give a whole number from 1 to {MOST_REVISIONS}, and increase it by 1"
         )
     if migrate is not None:
         if not callable(migrate) or inspect.iscoroutinefunction(migrate):
-            raise InvalidOption(f"migrate={migrate!r}: give a def function that takes the run")
+            raise InvalidOption(f"migrate={quoted(migrate)}: give a def function that takes the run")
         if revision == 1:
             raise InvalidOption("migrate= is called for runs of an earlier revision; give revision=2 or above")
     if not isinstance(renamed or {}, Mapping) or not all(
         isinstance(path, str) and path.strip("/") == path != "" for pair in (renamed or {}).items() for path in pair
     ):
-        raise InvalidOption(f"renamed={renamed!r}: give a dict of old paths and their new paths")
+        raise InvalidOption(f"renamed={quoted(renamed)}: give a dict of old paths and their new paths")
 
 
 async def migrated(journal: Journal, stored: Position, revision: int, migrate: Migrate) -> Position:
@@ -120,10 +121,12 @@ def _moved(journal: Journal, stored: Position, run: StoredRun) -> Position:
     for name, path in (("position", run.position), *run.branches.items()):
         branch = "" if name == "position" else name
         if branch not in stored.positions:
-            raise _failed(journal, f"migrate() set run.branches[{branch!r}], which is not a branch that is running")
+            raise _failed(
+                journal, f"migrate() set run.branches[{quoted(branch)}], which is not a branch that is running"
+            )
         if path != stored.positions[branch] and (path not in journal.shape or branch_of(path) != branch):
-            where = f"branch {branch!r}" if branch else "the flow"
-            raise _failed(journal, f"migrate() moved the run to {path!r}, which is not a node of {where}")
+            where = f"branch {quoted(branch)}" if branch else "the flow"
+            raise _failed(journal, f"migrate() moved the run to {quoted(path)}, which is not a node of {where}")
     positions, opened = dict(stored.positions), dict(stored.open)
     if run.position != positions[""]:
         positions, opened = {"": run.position}, {}

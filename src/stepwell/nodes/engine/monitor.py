@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, get_args
 
+from stepwell._secrets import quoted
 from stepwell.errors import CorruptRecord, InvalidOption, RunReplaced, UnknownRun
 from stepwell.nodes.engine.run_format import FINAL, GRAPH, Status, flow_index, table_of
 from stepwell.record import RUNS, Address, Place, Stored
@@ -156,7 +157,7 @@ async def mark_of(storage: Storage, flow_id: str) -> str | None:
 async def runs(storage: Storage, flow: str, status: Status | None, *, revision: int = 1) -> AsyncIterator[Run]:
     """Yield the runs of a flow that have not ended, or those of one status, of all revisions up to this one."""
     if status is not None and status not in get_args(Status):
-        raise InvalidOption(f"status={status!r}: choose one of {', '.join(map(repr, get_args(Status)))}")
+        raise InvalidOption(f"status={quoted(status)}: choose one of {', '.join(map(quoted, get_args(Status)))}")
     seen: set[Address] = set()
     for number in range(1, revision + 1):
         async for entry in storage.scan(RUNS, flow=flow_index(flow, number), state=ANY if status is None else status):

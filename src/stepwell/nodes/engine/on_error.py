@@ -8,6 +8,7 @@ from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, get_args
 
+from stepwell._secrets import quoted
 from stepwell.codec.types import register_shape
 from stepwell.errors import InvalidOption, KeptError, NodeExited, WorkCancelled
 from stepwell.nodes.engine.error_text import message_of
@@ -126,7 +127,7 @@ async def together(works: Iterable[Coroutine[Any, Any, None]], failures: Sequenc
 def check_on_error(on_error: object) -> None:
     """Raise ``InvalidOption`` unless this is one of the policies."""
     if on_error not in get_args(OnError):
-        raise InvalidOption(f"on_error={on_error!r}: choose one of {', '.join(map(repr, get_args(OnError)))}")
+        raise InvalidOption(f"on_error={quoted(on_error)}: choose one of {', '.join(map(quoted, get_args(OnError)))}")
 
 
 def attach(error: BaseException, others: Sequence[BaseException]) -> None:

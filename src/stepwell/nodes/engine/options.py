@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
+from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption, UsageError
 from stepwell.storage.state_storage import default_storage, is_configured
 from stepwell.storage.urls import as_storage
@@ -45,7 +46,8 @@ async def storage_for(flow: BaseFlow, storage: Storage | str | None) -> AsyncIte
     """
     if storage is None and flow.storage is None and not is_configured():
         raise InvalidOption(
-            f"flow {flow._title()!r} has no storage: give NodeFlow(..., storage=...), stepwell.configure(storage=...), "
+            f"flow {quoted(flow._title())} has no storage: give NodeFlow(..., storage=...), "
+            "stepwell.configure(storage=...), "
             "or storage=... with this call"
         )
     found = storage_of(flow, storage)
@@ -86,11 +88,11 @@ def storage_of(flow: BaseFlow, storage: Storage | str | None) -> Storage:
 def check_choices(if_exists: IfExists, on_cancel: OnCancel, on_park: OnPark) -> None:
     """Raise ``InvalidOption`` if an option of ``run`` is not one of its choices."""
     if if_exists not in ("raise", "resume"):
-        raise InvalidOption(f"if_exists={if_exists!r}: choose 'raise' or 'resume'")
+        raise InvalidOption(f"if_exists={quoted(if_exists)}: choose 'raise' or 'resume'")
     if on_cancel not in ("interrupt", "cancel"):
-        raise InvalidOption(f"on_cancel={on_cancel!r}: choose 'interrupt' or 'cancel'")
+        raise InvalidOption(f"on_cancel={quoted(on_cancel)}: choose 'interrupt' or 'cancel'")
     if on_park not in ("raise", "return"):
-        raise InvalidOption(f"on_park={on_park!r}: choose 'raise' or 'return'")
+        raise InvalidOption(f"on_park={quoted(on_park)}: choose 'raise' or 'return'")
 
 
 def check_unkept(if_exists: IfExists, keep: Retention | None, on_cancel: OnCancel, on_park: OnPark) -> None:
@@ -99,14 +101,14 @@ def check_unkept(if_exists: IfExists, keep: Retention | None, on_cancel: OnCance
         options = {"keep": keep or None, "on_cancel": on_cancel, "on_park": on_park, "if_exists": if_exists}
         defaults = (None, "interrupt", "raise", "raise")
         changed = next(name for name, usual in zip(options, defaults, strict=True) if options[name] != usual)
-        raise InvalidOption(f"{changed}={options[changed]!r} needs a storage: run(shared, storage=...)")
+        raise InvalidOption(f"{changed}={quoted(options[changed])} needs a storage: run(shared, storage=...)")
 
 
 def checked_retention(keep: Retention) -> Retention:
     """Return ``keep``; raise ``InvalidOption`` unless it is a bool or a number of seconds."""
     if isinstance(keep, bool) or (isinstance(keep, int | float) and 0 < keep < float("inf")):
         return keep
-    raise InvalidOption(f"keep={keep!r}: give True, False or a number of seconds above 0")
+    raise InvalidOption(f"keep={quoted(keep)}: give True, False or a number of seconds above 0")
 
 
 def checked_params(params: Mapping[str, Any] | None, *, stored: bool = True) -> Mapping[str, Any]:
@@ -117,9 +119,9 @@ def checked_params(params: Mapping[str, Any] | None, *, stored: bool = True) -> 
     if params is None:
         return {}
     if not isinstance(params, Mapping):
-        raise InvalidOption(f"params={params!r}: give a dict, or None")
+        raise InvalidOption(f"params={quoted(params)}: give a dict, or None")
     if stored and (wrong := [name for name in params if not isinstance(name, str)]):
-        raise InvalidOption(f"params has the key {wrong[0]!r}: give names as keys")
+        raise InvalidOption(f"params has the key {quoted(wrong[0])}: give names as keys")
     return params
 
 

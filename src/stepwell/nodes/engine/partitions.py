@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from stepwell._secrets import quoted
 from stepwell.codec.keys import check_name, decode_key, encode_key
 from stepwell.codec.large import open_data
 from stepwell.errors import (
@@ -59,7 +60,7 @@ AT_ONCE = 200
 def encode(partition: str | int) -> str:
     """Return a partition as text; raise ``InvalidOption`` unless it is a non-empty str or an int."""
     if type(partition) is not int and not (isinstance(partition, str) and partition):
-        raise InvalidOption(f"partition={partition!r}: give a non-empty str or an int, or None")
+        raise InvalidOption(f"partition={quoted(partition)}: give a non-empty str or an int, or None")
     check_name("the partition", partition)
     return encode_key(partition)
 
@@ -257,7 +258,7 @@ async def _status(storage: Storage, flow_id: str, partition: str) -> str | None:
             # No worker has started it. Its data may be the reason.
             await open_data(storage.seal(address), stored.fields)
     except StepwellError as error:
-        logger.warning("run %r cannot be read, so it loses its partition: %s", flow_id, error)
+        logger.warning("run %s cannot be read, so it loses its partition: %s", quoted(flow_id), error)
         return None
     if table is None or table.get("partition") != partition:
         return None

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from stepwell._secrets import quoted
 from stepwell.codec import check_name
 from stepwell.errors import InvalidGraph
 from stepwell.nodes.engine.attempts import ExecPolicy
@@ -216,7 +217,7 @@ def _name_nodes(nodes: list[BaseNode], problems: list[str]) -> dict[int, str]:
         given = node._given_name()
         if given is not None:
             if given in taken:
-                problems.append(f"two nodes have the name {given!r}")
+                problems.append(f"two nodes have the name {quoted(given)}")
             # A name may be assigned to a node after it was made.
             check_name("the name", given)
             taken.add(given)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from stepwell._secrets import quoted
 from stepwell.codec.large import seal_data
 from stepwell.errors import EncodeError, InvalidOption, RecordExists, RunExists, Unstorable
 from stepwell.nodes.engine import partitions
@@ -101,9 +102,9 @@ def kept_child(keep: Retention) -> Retention:
 
 def _check(after: object, priority: object) -> None:
     if after is not None and not (isinstance(after, int | float) and 0 <= after < float("inf")):
-        raise InvalidOption(f"after={after!r}: give a number of seconds, or None")
+        raise InvalidOption(f"after={quoted(after)}: give a number of seconds, or None")
     if type(priority) is not int or not -(1 << 31) <= priority < 1 << 31:
-        raise InvalidOption(f"priority={priority!r}: give an int of at most 32 bits; higher ones are taken first")
+        raise InvalidOption(f"priority={quoted(priority)}: give an int of at most 32 bits; higher ones are taken first")
 
 
 async def _check_same(storage: Storage, slot: Slot, flow_id: str, title: str) -> None:

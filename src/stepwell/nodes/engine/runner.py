@@ -8,6 +8,7 @@ from time import monotonic, perf_counter
 from types import CoroutineType
 from typing import Any, TypeVar
 
+from stepwell._secrets import quoted
 from stepwell.errors import Parked, TooManySteps, UsageError
 from stepwell.nodes.engine.base import END, BaseNode
 from stepwell.nodes.engine.branch import Branch, Park, park_in
@@ -62,7 +63,7 @@ async def run_root(
     except BaseException as error:
         failure = error
         if journal is not None:
-            place = f"flow {root.path!r}"
+            place = f"flow {quoted(root.path)}"
             failure = exit_of(place, error, in_thread=False) or _other_run_waits(place, error) or error
             journal.note_error(root, failure, cursor.attempt)
         if not (isinstance(error, asyncio.CancelledError) and (run.cancels or (journal and journal.cancel))):
@@ -243,12 +244,12 @@ def failure_of(stage: Stage, cursor: Cursor, error: BaseException) -> BaseExcept
     """
     run = cursor.run
     if cursor.branch is not None:
-        place = f"node {stage.path!r}"
+        place = f"node {quoted(stage.path)}"
         changed = exit_of(place, error, in_thread=stage.threaded) or _other_run_waits(place, error)
         if changed is not None:
             return changed
     if isinstance(error, asyncio.CancelledError) and not run.without_loop and not run.cancelling():
-        return inside_cancelled(f"node {stage.path!r}", error)
+        return inside_cancelled(f"node {quoted(stage.path)}", error)
     note = missing_prep(stage.node, error) if stage.leaf else None
     if note is not None:
         add_note(error, note)
@@ -263,7 +264,8 @@ def _other_run_waits(place: str, error: BaseException) -> UsageError | None:
     if not isinstance(error, Parked):
         return None
     return UsageError(
-        f"{place} ran run {error.flow_id!r}, which waits or is paused, and a node cannot wait for a run of run() or "
+        f"{place} ran run {quoted(error.flow_id)}, which waits or is paused, and a node cannot wait for a run "
+        "of run() or "
         "resume(); start it with step().child(), or make its flow a node of this flow"
     )
 
@@ -272,7 +274,7 @@ def trace(stage: Stage, cursor: Cursor, error: BaseException, began: float) -> N
     """Add a note to the error of a leaf, and emit ``node.failed``."""
     run = cursor.run
     if stage.leaf and isinstance(error, Exception):
-        add_note(error, f"in node {stage.path!r} of flow {run.name!r}, visit {run.visits[stage.index]}")
+        add_note(error, f"in node {quoted(stage.path)} of flow {quoted(run.name)}, visit {run.visits[stage.index]}")
     if run.emit is not None:
         cursor.node, cursor.visit, cursor.item = stage.path, run.visits[stage.index], None
         run.emit("node.failed", cursor, began=began, error=error)

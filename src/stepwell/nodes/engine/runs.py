@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from stepwell._counted import counted
+from stepwell._secrets import quoted
 from stepwell.codec.values import conform
 from stepwell.errors import (
     Busy,
@@ -55,7 +56,7 @@ _TAKEN_BY_WORKERS = frozenset({"queued", "running", "parked", "sleeping"})
 CLAIM_WAIT = 0.25
 #: Seconds after which a call logs that it waits for another runner.
 NOTICE = 1.0
-_HELD = "run %r is held by another runner; waiting up to %g s until it parks or ends, or its lease ends if it died"
+_HELD = "run %s is held by another runner; waiting up to %g s until it parks or ends, or its lease ends if it died"
 
 
 async def start(
@@ -163,7 +164,7 @@ async def _announced(slot: Slot, flow_id: str, wait: float) -> AsyncIterator[Slo
     def log() -> None:
         # If it holds the run already, it loads a large state.
         if not slot.holding:
-            logger.warning(_HELD, flow_id, wait)
+            logger.warning(_HELD, quoted(flow_id), wait)
 
     notice = asyncio.get_running_loop().call_later(NOTICE, log)
     try:
@@ -263,12 +264,12 @@ async def _take(
 ) -> dict[str, Any]:
     """Start a queued run."""
     if value is not ...:
-        raise UsageError(f"run {journal.flow_id!r} is queued and waits for no answer")
+        raise UsageError(f"run {quoted(journal.flow_id)} is queued and waits for no answer")
     async with _quarantine(journal.slot), _mark_stuck(journal, new_execution):
         params = await load_queued(journal, table)
     if "parent" in table and await children.is_cancelled(journal.slot.storage, table["parent"]):
         # It was submitted while its parent was cancelled.
-        journal.cancel = {"reason": f"its parent {table['parent']!r} was cancelled"}
+        journal.cancel = {"reason": f"its parent {quoted(table['parent'])} was cancelled"}
     await _obey(journal, by_worker)
     if "partition" in table:
         await partitions.acquire(journal.slot, journal.flow_id, journal.flow, table)
@@ -292,7 +293,7 @@ async def _count_recovery(flow: BaseFlow, journal: Journal, recoveries: int, new
     """Count that the runner of a run has died; raise ``RunStuck`` if that was too often."""
     journal.recoveries = recoveries
     if recoveries > flow.max_recoveries:
-        reason = f"its runner died {counted(recoveries, 'time')} at node {journal.positions['']!r}"
+        reason = f"its runner died {counted(recoveries, 'time')} at node {quoted(journal.positions[''])}"
         stuck = RunStuck(journal.flow_id, reason)
         await _stick(journal, reason, stuck, new_execution)
         raise stuck
@@ -313,7 +314,7 @@ async def _stick(journal: Journal, reason: str, error: FlowChanged | RunStuck, n
     """Commit that a run is stuck, log it, and emit its event."""
     await journal.stick(reason)
     await release(journal)
-    logger.warning("run %r of flow %r is stuck: %s", journal.flow_id, journal.flow, reason)
+    logger.warning("run %s of flow %s is stuck: %s", quoted(journal.flow_id), quoted(journal.flow), reason)
     new_execution(journal.program, journal.flow_id).end("run.stuck", error=error)
 
 

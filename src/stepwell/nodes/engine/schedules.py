@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
+from stepwell._secrets import quoted
 from stepwell.codec import decode_key
 from stepwell.codec.values import conform
 from stepwell.errors import Busy, CorruptRecord, InvalidOption, StepwellError, StorageError
@@ -169,7 +170,7 @@ async def change(slot: Slot, changes: Mapping[str, Any]) -> None:
     elif "cron" in changes or "tz" in changes:
         timing = Timing(None, changes.get("cron", before.cron), changes.get("tz", before.tz))
         if timing.cron is None:
-            raise InvalidOption(f"the schedule {name!r} has no cron expression; give cron=... with tz=...")
+            raise InvalidOption(f"the schedule {quoted(name)} has no cron expression; give cron=... with tz=...")
     resumed = data["paused"] and changes.get("paused") is False
     retimed = timing != before
     if retimed:

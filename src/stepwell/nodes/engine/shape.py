@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from stepwell._secrets import quoted
 from stepwell.errors import InvalidGraph
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def check_renamed(flow: str, renamed: Mapping[str, str], shape: Shape) -> None:
         for action in edges
     }
     problems = [
-        f"renamed= leads {old!r} to {new!r}, which is not a node of the flow"
+        f"renamed= leads {quoted(old)} to {quoted(new)}, which is not a node of the flow"
         for old, new in renamed.items()
         if new not in shape and new not in branches
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from stepwell._secrets import quoted
 from stepwell.errors import CorruptRecord, FlowChanged, LeaseLost, RecordReplaced, RunIsNewer, RunReplaced
 from stepwell.nodes.engine.base import BaseNode
 from stepwell.nodes.engine.base_flow import BaseFlow
@@ -64,7 +65,7 @@ async def load(journal: Journal) -> dict[str, Any]:
     for name, value in parts.items():
         problem = problem_of_part(name, value)
         if problem is not None:
-            raise _corrupt(journal, f"the part {name!r}", problem)
+            raise _corrupt(journal, f"the part {quoted(name)}", problem)
     journal.accept_mail({name: parts.pop(name) for name in [name for name in parts if name.startswith(MAIL)]})
     if digest(parts[GRAPH]) != table["graph"]:
         raise _corrupt(journal, "its graph", "differs from its digest")
@@ -96,7 +97,7 @@ def _check_flow(journal: Journal) -> int:
     """Return the revision of a run; raise ``FlowChanged`` if it is a run of another flow or of a later revision."""
     found, revision = journal.slot.flow, journal.slot.place.revision or 1
     if found != journal.flow:
-        raise FlowChanged(journal.flow_id, [f"it is a run of flow {found!r}, not of {journal.flow!r}"])
+        raise FlowChanged(journal.flow_id, [f"it is a run of flow {quoted(found)}, not of {quoted(journal.flow)}"])
     if revision > journal.revision:
         problem = f"it has revision {revision} of its flow, and this process has revision {journal.revision}"
         raise RunIsNewer(journal.flow_id, [problem])
@@ -123,7 +124,7 @@ async def load_queued(journal: Journal, table: dict[str, Any]) -> dict[str, Any]
         return {}
     problem = "is missing" if PARAMS not in parts else problem_of_part(PARAMS, parts[PARAMS])
     if problem is not None:
-        raise _corrupt(journal, f"the part {PARAMS!r}", problem)
+        raise _corrupt(journal, f"the part {quoted(PARAMS)}", problem)
     params: dict[str, Any] = parts[PARAMS]
     return params
 
@@ -218,7 +219,7 @@ def _unprepared(journal: Journal, stored: Position) -> list[str]:
     """Return which flows around the position got a ``prep`` whose result their ``post`` needs, as sentences."""
     inside = {*stored.open, *(each for path in stored.positions.values() for each in around(path))}
     return [
-        f"it is inside {stage.key or journal.flow!r}, whose post() needs the result of prep(), which has not run"
+        f"it is inside {quoted(stage.key or journal.flow)}, whose post() needs the result of prep(), which has not run"
         for stage in journal.program.stages
         if stage.keeps_prep
         and stage.key in inside
@@ -237,24 +238,24 @@ def _check_position(journal: Journal, stored: Position, graph: Shape) -> None:
         raise _corrupt(journal, _POSITION, "has no wait")
     for path in stored.positions.values():
         if not path or path not in graph:
-            raise _corrupt(journal, _POSITION, f"is not a node of its graph: {path!r}")
+            raise _corrupt(journal, _POSITION, f"is not a node of its graph: {quoted(path)}")
     # The visit of a node that waits for a child counts when the node completes.
     begun = [path for path, inside in opened.items() if graph.get(path, [""])[0] != "node"]
     known = [*stored.positions.values(), *(f"{path}/" for path in begun)]
     for path in graph:
         if path and path not in stored.visits and any(each.startswith(f"{path}/") for each in known):
-            raise _corrupt(journal, _POSITION, f"is inside the node {path!r}, which was not visited")
+            raise _corrupt(journal, _POSITION, f"is inside the node {quoted(path)}, which was not visited")
     for path, inside in opened.items():
         kind = graph[path][0] if path in graph else ""
         form = dict if kind == "node" and is_child_wait(inside) else forms.get(kind)
         if type(inside) is not form and (form is not None or type(inside) in (dict, list)):
-            raise _corrupt(journal, _POSITION, f"does not fit the node {path!r}")
+            raise _corrupt(journal, _POSITION, f"does not fit the node {quoted(path)}")
         if kind in ("batch", "children"):
             total = inside[1] if kind == "batch" else inside.get("progress", (0, -1))[1]
             items = sum(len(part) for part in journal.parts_of(path, "items"))
             done = [row[0] for part in journal.parts_of(path, "done") for row in part]
             if total != items or not all(0 <= index < items for index in done):
-                raise _corrupt(journal, f"the batch {path!r}", "does not have the items that it was begun with")
+                raise _corrupt(journal, f"the batch {quoted(path)}", "does not have the items that it was begun with")
 
 
 def _corrupt(journal: Journal, what: str, why: str) -> CorruptRecord:

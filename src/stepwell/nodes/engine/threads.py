@@ -9,6 +9,7 @@ from concurrent.futures import BrokenExecutor, Executor, Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from stepwell._secrets import quoted
 from stepwell.errors import NodeTimeout
 from stepwell.nodes.engine.position import enter
 from stepwell.nodes.engine.thread_pool import ThreadPool, shared_pool
@@ -106,7 +107,7 @@ async def in_thread(
 def result_of(future: asyncio.Future[Any], place: str) -> Any:
     """Return the result of an executor; raise its error, or ``BrokenExecutor`` if it cancelled the future."""
     if future.cancelled():
-        raise BrokenExecutor(f"the executor of {place!r} was shut down and cancelled its work")
+        raise BrokenExecutor(f"the executor of {quoted(place)} was shut down and cancelled its work")
     return future.result()
 
 

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 from zoneinfo import ZoneInfo
 
 from stepwell._optional import require
+from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption
 
 __all__ = ["Missed", "Timing", "tick_id"]
@@ -40,20 +41,24 @@ class Timing(NamedTuple):
             seconds = self.every
             valid = isinstance(seconds, int | float) and not isinstance(seconds, bool)
             if seconds is None or not valid or not 0.1 <= seconds < float("inf"):
-                raise InvalidOption(f"every({seconds!r}): give a number of seconds, at least 0.1")
+                raise InvalidOption(f"every({quoted(seconds)}): give a number of seconds, at least 0.1")
             if seconds > _LATEST:
-                raise InvalidOption(f"every({seconds!r}): its first tick is beyond the year 9999; give fewer seconds")
+                raise InvalidOption(
+                    f"every({quoted(seconds)}): its first tick is beyond the year 9999; give fewer seconds"
+                )
             return
         cronsim = require("cronsim", "cron")
         try:
             zone = ZoneInfo(self.tz)
-        except (KeyError, ValueError, OSError, TypeError) as error:
-            raise InvalidOption(f"tz={self.tz!r}: give the name of a time zone, such as 'Europe/Berlin'") from error
+        except (KeyError, ValueError, OSError, TypeError):
+            raise InvalidOption(
+                f"tz={quoted(self.tz)}: give the name of a time zone, such as 'Europe/Berlin'"
+            ) from None
         try:
             next(cronsim.CronSim(self.cron, datetime.now(zone)))
         except (cronsim.CronSimError, StopIteration, AttributeError, TypeError) as error:
             raise InvalidOption(
-                f"cron({self.cron!r}): {error or 'it never ticks'}; give five fields, such as '0 9 * * 1-5'"
+                f"cron({quoted(self.cron)}): {error or 'it never ticks'}; give five fields, such as '0 9 * * 1-5'"
             ) from error
 
     def after(self, time: float) -> float:

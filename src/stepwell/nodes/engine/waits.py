@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from stepwell._secrets import quoted
 from stepwell.errors import Parked, UsageError
 from stepwell.nodes.engine.ids import WaitId
 from stepwell.nodes.engine.run_format import kind_of_mail
@@ -115,7 +116,7 @@ def answer(journal: Journal, wait_id: str | None, value: Any) -> None:
     if wait_id is None:
         wait_id = only_wait(journal.flow_id, journal.open)
         if wait_id is None:
-            raise UsageError(f"run {journal.flow_id!r} waits for no answer; resume it without a value")
+            raise UsageError(f"run {quoted(journal.flow_id)} waits for no answer; resume it without a value")
     path = next((path for path, known in asked.items() if wait_id == known), None)
     if path is None or path in journal.overdue:
         return
@@ -195,7 +196,7 @@ def only_wait(flow_id: str, opened: Mapping[str, Any]) -> str | None:
     ids = again or list(questions(opened).values())
     if len(ids) > 1:
         raise UsageError(
-            f"run {flow_id!r} has several open waits; answer one of them by its id: {', '.join(map(repr, ids))}"
+            f"run {quoted(flow_id)} has several open waits; answer one of them by its id: {', '.join(map(quoted, ids))}"
         )
     return ids[0] if ids else None
 
@@ -213,5 +214,5 @@ def was_asked(opened: Mapping[str, Any], visits: Mapping[str, int], asked: WaitI
 def never_asked(flow_id: str, wait_id: str, opened: Mapping[str, Any]) -> UsageError:
     """Return the error for the id of a wait that the run never had."""
     open_ids = questions(opened).values()
-    known = f"it waits for {', '.join(map(repr, open_ids))}" if open_ids else "it waits for no answer"
-    return UsageError(f"run {flow_id!r} never had the wait {wait_id!r}; {known}")
+    known = f"it waits for {', '.join(map(quoted, open_ids))}" if open_ids else "it waits for no answer"
+    return UsageError(f"run {quoted(flow_id)} never had the wait {quoted(wait_id)}; {known}")

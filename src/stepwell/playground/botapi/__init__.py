@@ -5,6 +5,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from stepwell._secrets import quoted
 from stepwell.playground.botapi.refusal import Refusal
 from stepwell.playground.botapi.world import Bot, Room, World, WorldEvent
 
@@ -25,4 +26,4 @@ def __getattr__(name: str) -> Any:
         from stepwell.playground.botapi.person import Person
 
         return Person
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise AttributeError(f"module {quoted(__name__)} has no attribute {quoted(name)}")

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from stepwell._secrets import quoted
 from stepwell.errors import UsageError
 from stepwell.playground.botapi.keyboards import buttons_of
 from stepwell.playground.botapi.world import Bot, Room, World
@@ -46,8 +47,10 @@ class ChatHistory:
     async def notice(self, query_id: str, *, timeout: float = 10.0) -> dict[str, Any]:
         """Wait for the bot's answer to a callback query or an inline query, and return it.
 
-        Raises ``TimeoutError`` if there is none within ``timeout`` seconds.
+        Raises ``TimeoutError`` if there is none within ``timeout`` seconds, ``UsageError`` if there is no such query.
         """
+        if query_id not in self.world.queries:
+            raise UsageError(f"there is no query {quoted(query_id)}; press() and inline() return the id of theirs")
         answer = await self._wait_for(lambda: self.world.queries[query_id]["answer"], timeout)
         if answer is None:
             raise TimeoutError(f"the bot did not answer the query within {timeout:g} s")
@@ -113,7 +116,7 @@ class ChatHistory:
         chosen = [message for message in answers if text in (None, text_of(message))]
         if not chosen:
             said = ", ".join(repr(text_of(message)) for message in answers) or "nothing"
-            which = "message" if text is None else f"message {text!r}"
+            which = "message" if text is None else f"message {quoted(text)}"
             raise UsageError(f"the bot sent no {which} here; it sent: {said}")
         return chosen[-1]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from stepwell._secrets import quoted
 from stepwell.errors import UsageError
 from stepwell.playground.botapi.bots import Bot
 from stepwell.playground.botapi.entities import find_entities
@@ -133,7 +134,7 @@ class Person(ChatHistory):
         if pressed.raw.get("pay"):
             return await self.pay(self._invoice_of(message))
         if pressed.data is None:
-            raise UsageError(f"the button {pressed.text!r} opens a page and sends the bot no update")
+            raise UsageError(f"the button {quoted(pressed.text)} opens a page and sends the bot no update")
         query = {
             "from": dict(self.me),
             "message": message,
@@ -165,7 +166,7 @@ class Person(ChatHistory):
         texts = [option["text"] for option in poll["options"]]
         missing = [option for option in options if option not in texts]
         if missing:
-            raise UsageError(f"the poll has no option {missing[0]!r}; it has: {', '.join(map(repr, texts))}")
+            raise UsageError(f"the poll has no option {quoted(missing[0])}; it has: {', '.join(map(quoted, texts))}")
         if is_closed(self.world, poll):
             raise UsageError("the poll is closed")
         if len(options) > 1 and not poll["allows_multiple_answers"]:
@@ -241,7 +242,7 @@ class Person(ChatHistory):
     def _invoice(self, link: str | None) -> PendingInvoice:
         if link is not None:
             if link not in self.world.invoices:
-                raise UsageError(f"there is no invoice link {link!r}; createInvoiceLink returns one")
+                raise UsageError(f"there is no invoice link {quoted(link)}; createInvoiceLink returns one")
             return self.world.invoices[link]
         message = next((each for each in reversed(self._answers()) if "invoice" in each), None)
         if message is None:
@@ -263,8 +264,8 @@ class Person(ChatHistory):
         for button in buttons_of(self.room.keyboard):
             if button.text == text:
                 return button, {}
-        there = ", ".join(map(repr, self.buttons)) or "none"
-        raise UsageError(f"there is no button {text!r} here; the buttons are: {there}")
+        there = ", ".join(map(quoted, self.buttons)) or "none"
+        raise UsageError(f"there is no button {quoted(text)} here; the buttons are: {there}")
 
     async def _type(self, button: KeyboardButton) -> None:
         if self.room.keyboard and self.room.keyboard.get("one_time_keyboard"):

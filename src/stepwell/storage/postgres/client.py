@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, cast
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from stepwell._optional import require
+from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption, StepwellError, StorageError, StorageFull, StorageUnavailable
 from stepwell.storage.timeout import CallTimeout
 from stepwell.storage.urls import check_url
@@ -65,7 +66,7 @@ class Options:
         for name in ("timeout", "connect_timeout"):
             value = getattr(self, name)
             if not value > 0:
-                raise InvalidOption(f"{name} must be a positive number of seconds, not {value!r}")
+                raise InvalidOption(f"{name} must be a positive number of seconds, not {quoted(value)}")
 
     @property
     def lock_timeout(self) -> str:

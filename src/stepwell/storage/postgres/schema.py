@@ -8,6 +8,7 @@ import re
 from importlib.resources import files
 from typing import Any
 
+from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption, NewerSchema, StorageUnavailable
 
 __all__ = ["checked", "checked_partitions", "create"]
@@ -38,7 +39,7 @@ def checked(schema: str) -> str:
     """Return the quoted name of a schema. Raises ``InvalidOption`` if the name is not allowed."""
     if not isinstance(schema, str) or not _NAME.fullmatch(schema) or schema.startswith("pg_"):
         raise InvalidOption(
-            f"schema is {schema!r}; use at most 63 lower-case letters, digits and underscores, "
+            f"schema is {quoted(schema)}; use at most 63 lower-case letters, digits and underscores, "
             "starting with a letter or an underscore, and not with pg_"
         )
     return f'"{schema}"'
@@ -47,7 +48,7 @@ def checked(schema: str) -> str:
 def checked_partitions(count: int) -> int:
     """Return a number of partitions, 0 for none. Raises ``InvalidOption`` if it is not supported."""
     if count != 0 and not (isinstance(count, int) and 2 <= count <= _MOST_PARTITIONS):
-        raise InvalidOption(f"partitions must be 0 or from 2 to {_MOST_PARTITIONS}, not {count!r}")
+        raise InvalidOption(f"partitions must be 0 or from 2 to {_MOST_PARTITIONS}, not {quoted(count)}")
     return count
 
 

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
 
+from stepwell._secrets import quoted
 from stepwell.codec.json import to_msgpack
 from stepwell.errors import InvalidOption, NotReplicated, StorageClosed, StorageError, StorageUnavailable
 from stepwell.record import Address, Limits
@@ -107,15 +108,15 @@ class RedisStorage(Storage):
     ) -> None:
         super().__init__(limits=limits, clock=clock, ids=ids, sweep_every=sweep_every, patience=patience)
         if not prefix or not prefix.isprintable() or "{" in prefix or "}" in prefix or len(prefix) > 64:
-            raise InvalidOption(f"prefix is 1 to 64 printable characters without braces, not {prefix!r}")
+            raise InvalidOption(f"prefix is 1 to 64 printable characters without braces, not {quoted(prefix)}")
         if durability not in ("fast", "wait"):
-            raise InvalidOption(f"durability is 'fast' or 'wait', not {durability!r}")
+            raise InvalidOption(f"durability is 'fast' or 'wait', not {quoted(durability)}")
         if not timeout > 0:
-            raise InvalidOption(f"timeout is a positive number of seconds, not {timeout!r}")
+            raise InvalidOption(f"timeout is a positive number of seconds, not {quoted(timeout)}")
         if replicas not in ("none", "scan"):
-            raise InvalidOption(f"replicas is 'none' or 'scan', not {replicas!r}")
+            raise InvalidOption(f"replicas is 'none' or 'scan', not {quoted(replicas)}")
         if wait_for < 1:
-            raise InvalidOption(f"wait_for is a positive number of replicas, not {wait_for!r}")
+            raise InvalidOption(f"wait_for is a positive number of replicas, not {quoted(wait_for)}")
         check_patience(patience, timeout)
         configs, cluster = configs_of_client(client)
         configs = [config._replace(copies=wait_for) for config in configs]

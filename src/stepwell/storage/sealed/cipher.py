@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from stepwell._optional import require
+from stepwell._secrets import quoted
 from stepwell.codec.seal import ENCRYPTED as PREFIX
 from stepwell.errors import KeyMissing, NotEncrypted, StepwellError
 from stepwell.record import Address, Damage
@@ -169,7 +170,7 @@ def _damage(what: str, error: StepwellError) -> Damage:
 def _what(kind: str, name: str) -> str:
     """Return how errors name a text."""
     known = {"h": "its flow and state", "m": "its memo of handled updates"}
-    return known.get(kind) or (f"the field {name!r}" if kind == "f" else f"the part {name!r}")
+    return known.get(kind) or (f"the field {quoted(name)}" if kind == "f" else f"the part {quoted(name)}")
 
 
 class NameCipher:

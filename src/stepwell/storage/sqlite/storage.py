@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 from urllib.parse import unquote, urlsplit
 
+from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption, OutcomeUnknown, StepwellError, StorageClosed, StorageUnavailable
 from stepwell.record import Address, Limits
 from stepwell.storage.contract import Storage
@@ -70,7 +71,7 @@ class SQLiteStorage(Storage):
     ) -> None:
         super().__init__(limits=limits, clock=clock, ids=ids, sweep_every=sweep_every, patience=patience)
         if synchronous not in ("FULL", "NORMAL"):
-            raise InvalidOption(f"synchronous is 'FULL' or 'NORMAL', not {synchronous!r}")
+            raise InvalidOption(f"synchronous is 'FULL' or 'NORMAL', not {quoted(synchronous)}")
         if not path:
             raise InvalidOption("an SQLite storage needs the path of its file, or ':memory:'")
         # Absolute, so that it stays the same file if the program changes its working directory.
@@ -106,7 +107,7 @@ class SQLiteStorage(Storage):
             raise InvalidOption(_NOT_A_FILE)
         if parts.query:
             unknown = parts.query.partition("=")[0]
-            raise InvalidOption(f"an SQLite URL has no option {unknown!r}; it has {', '.join(_URL_OPTIONS)}")
+            raise InvalidOption(f"an SQLite URL has no option {quoted(unknown)}; it has {', '.join(_URL_OPTIONS)}")
         return cls(path, **(ours | options))
 
     @property

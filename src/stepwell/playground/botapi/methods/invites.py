@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
+from stepwell._secrets import quoted
 from stepwell.errors import UsageError
 from stepwell.playground.botapi.call import Call, Method
 from stepwell.playground.botapi.methods.members import change_member
@@ -86,11 +87,11 @@ def join_by_link(world: World, room: Room, user: dict[str, Any], link: str) -> N
     """Join a chat by an invite link, or send a join request. Raises ``UsageError`` if the link is not valid."""
     invite = room.invites.get(link)
     if invite is None or invite.json["is_revoked"]:
-        raise UsageError(f"the invite link {link!r} does not exist or was revoked")
+        raise UsageError(f"the invite link {quoted(link)} does not exist or was revoked")
     if 0 < invite.json.get("expire_date", 0) <= world.clock():
-        raise UsageError(f"the invite link {link!r} has expired")
+        raise UsageError(f"the invite link {quoted(link)} has expired")
     if 0 < invite.json.get("member_limit", 0) <= invite.uses:
-        raise UsageError(f"the invite link {link!r} was used by {invite.uses} users, its limit")
+        raise UsageError(f"the invite link {quoted(link)} was used by {invite.uses} users, its limit")
     if not invite.json["creates_join_request"]:
         _join(world, room, user, invite)
         return
