@@ -24,7 +24,7 @@ from stepwell import KeyValueStorage, Log, MemoryStorage, RedisStorage, StateSto
 from stepwell.adapters.celery import CeleryRuns
 from stepwell.fsm import FSM, Context, Flow, Form, Router, state, text
 from stepwell.inspector import Inspector, inspector
-from stepwell.nodes import Node, NodeFlow, Schedule, Schedules, Wait, every
+from stepwell.nodes import Node, NodeFlow, RunHandle, Schedule, Schedules, Wait, every, worker
 from stepwell.playground.botapi import Person as User
 from stepwell.playground.botapi import World
 from stepwell.record import Address, Version
@@ -353,3 +353,15 @@ async def test_no_secret_in_the_place_of_another_argument_is_shown(
             configure(storage=None)
     assert leaks.found == []
     assert leaks.calls >= CALLS
+
+
+@pytest.mark.parametrize("url", URLS)
+def test_the_repr_of_an_object_with_a_url_hides_the_password(url: str) -> None:
+    fsm = FSM("bot", storage=url, flows=[Order], run_timers=False)
+    holders = [
+        *(fsm, Router(fsm), Chat(Router(fsm)), Chat(lambda storage: Router(fsm), storage=url), StateStorage(url)),
+        *(Schedules(url), NodeFlow(Begin(), storage=url), Log(fsm.storage, "bot", 1), inspector(fsm.storage, [])),
+        BotClient("1:t", api="https://user:s3cret-pass@127.0.0.1:1"),
+        *(RunHandle("id", NodeFlow(Begin()), url), worker([NodeFlow(Begin())], storage=url)),
+    ]
+    assert [repr(each) for each in holders if PART in f"{each!r} {each!s}"] == []

@@ -14,7 +14,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from stepwell._backoff import backoff, jittered
 from stepwell._optional import require
-from stepwell._secrets import quoted
+from stepwell._secrets import masked_text, quoted
 from stepwell.errors import BotApiError, BotBlocked, BotUnavailable, InvalidOption, UsageError
 from stepwell.telegram.connections import CancelScopes, Connections, NoAnswer, Response
 from stepwell.telegram.files import Payload, pack, read_content
@@ -76,7 +76,7 @@ class BotClient:
         self._closed = False
 
     def __repr__(self) -> str:
-        return f"BotClient(bot {self.id}, api={self._api!r})"
+        return f"BotClient(bot {self.id}, api={masked_text(self._api)!r})"
 
     @property
     def id(self) -> int:
