@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from stepwell import MemoryStorage
-from stepwell.errors import AlreadyHeld, EncodeError, InvalidOption, StorageClosed
+from stepwell.errors import AlreadyHeld, EncodeError, InvalidKey, InvalidOption, StorageClosed
 from stepwell.fsm import (
     FSM,
     Committed,
@@ -160,6 +160,19 @@ async def test_an_update_that_fails_before_its_claim_is_reported_and_counted(bac
     assert [type(event) for event in seen] == [UpdateReceived, HandlerFailed, UpdateHandled] * 2
     assert [event.error for event in seen if isinstance(event, HandlerFailed)] == [busy.value, closed.value]
     assert fsm.failed == 2
+
+
+async def test_an_update_whose_key_cannot_be_encoded_is_reported_and_counted() -> None:
+    fsm = FSM("bot", storage=MemoryStorage(), flows=[Short], key=lambda update: object())
+    seen: list[FSMEvent] = []
+    for _ in range(2):
+        with pytest.raises(InvalidKey) as invalid:
+            await fsm.handle(message(), lambda ctx: None)
+        fsm.subscribe(seen.append)
+    assert [type(event) for event in seen] == [UpdateReceived, HandlerFailed, UpdateHandled]
+    assert [event.error for event in seen if isinstance(event, HandlerFailed)] == [invalid.value]
+    assert {event.address for event in seen} == {None}
+    assert (fsm.received, fsm.failed) == (2, 2)
 
 
 async def test_a_timer_is_reported_with_the_state_that_timed_out(fsm: Machine, clock: Clock) -> None:

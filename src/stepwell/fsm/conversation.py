@@ -8,7 +8,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Any
 
-from stepwell.errors import Conflict, DuplicateUpdate, InvalidOption, StorageError
+from stepwell.errors import Conflict, DuplicateUpdate, InvalidOption, StepwellError, StorageError
 from stepwell.fsm import keys, outbox
 from stepwell.fsm.admin import move_chat
 from stepwell.fsm.awaited import explain_await
@@ -235,7 +235,11 @@ class Conversation:
         return Origin(self._fsm, self._key, self._address(), self._update, self._update_id, name)
 
     def _address(self) -> Address | None:
-        return None if self._key is None else self._fsm.storage.address(self._fsm.bot, self._key)
+        try:
+            return None if self._key is None else self._fsm.storage.address(self._fsm.bot, self._key)
+        except StepwellError:
+            # The key cannot be encoded, which the claim reports.
+            return None
 
     def _emit(self, kind: type[FSMEvent], **fields: Any) -> None:
         emit(kind, self._fsm, self._key, self._address(), update=self._update, **fields)

@@ -56,7 +56,8 @@ class FSMEvent:
     fsm: Machine = field(repr=False)
     #: The bot's name.
     bot: str
-    #: The key of the conversation, and its address in the storage; ``None`` if the update has no key.
+    #: The key of the conversation, and its address in the storage; ``None`` if the update has no key. If the key cannot
+    #: be encoded, only the address is ``None``.
     key: Any = None
     address: Address | None = None
     #: When it happened, in seconds since 1970.
