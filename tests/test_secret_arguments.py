@@ -22,6 +22,7 @@ from celery import Celery
 
 from stepwell import KeyValueStorage, Log, MemoryStorage, RedisStorage, StateStorage, configure
 from stepwell.adapters.celery import CeleryRuns
+from stepwell.errors import InvalidOption
 from stepwell.fsm import FSM, Context, Flow, Form, Router, state, text
 from stepwell.inspector import Inspector, inspector
 from stepwell.nodes import Node, NodeFlow, RunHandle, Schedule, Schedules, Wait, every, worker
@@ -361,7 +362,13 @@ def test_the_repr_of_an_object_with_a_url_hides_the_password(url: str) -> None:
     holders = [
         *(fsm, Router(fsm), Chat(Router(fsm)), Chat(lambda storage: Router(fsm), storage=url), StateStorage(url)),
         *(Schedules(url), NodeFlow(Begin(), storage=url), Log(fsm.storage, "bot", 1), inspector(fsm.storage, [])),
-        BotClient("1:t", api="https://user:s3cret-pass@127.0.0.1:1"),
         *(RunHandle("id", NodeFlow(Begin()), url), worker([NodeFlow(Begin())], storage=url)),
     ]
     assert [repr(each) for each in holders if PART in f"{each!r} {each!s}"] == []
+
+
+@pytest.mark.parametrize("credentials", ["user:s3cret-pass", ":s3cret-pass", "s3cret-pass"])
+def test_a_client_refuses_a_server_with_credentials_in_its_url(credentials: str) -> None:
+    with pytest.raises(InvalidOption, match="without the token") as refused:
+        BotClient("1:t", api=f"https://{credentials}@127.0.0.1:1")
+    assert PART not in str(refused.value)

@@ -14,7 +14,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from stepwell._backoff import backoff, jittered
 from stepwell._optional import require
-from stepwell._secrets import masked_text, quoted
+from stepwell._secrets import quoted
 from stepwell.errors import BotApiError, BotBlocked, BotUnavailable, InvalidOption, UsageError
 from stepwell.telegram.connections import CancelScopes, Connections, NoAnswer, Response
 from stepwell.telegram.files import Payload, pack, read_content
@@ -76,7 +76,7 @@ class BotClient:
         self._closed = False
 
     def __repr__(self) -> str:
-        return f"BotClient(bot {self.id}, api={masked_text(self._api)!r})"
+        return f"BotClient(bot {self.id}, api={self._api!r})"
 
     @property
     def id(self) -> int:
@@ -366,7 +366,7 @@ def _check_api(api: str) -> str:
     except (ValueError, AttributeError, TypeError):
         valid = False
     # A password or a token would be shown in logs.
-    if not valid or not api.isascii() or parts.username or parts.query or parts.fragment or ":" in parts.path:
+    if not valid or not api.isascii() or "@" in parts.netloc or parts.query or parts.fragment or ":" in parts.path:
         raise InvalidOption(f"BotClient(api=...): must be a URL like {TELEGRAM}, without the token")
     return api.rstrip("/")
 
