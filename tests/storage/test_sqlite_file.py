@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
@@ -474,3 +475,18 @@ def test_a_forked_process_cannot_open_a_file_that_it_inherited(tmp_path: Path) -
         timeout=30,
     )
     assert done.stdout.splitlines() == ["3 3", "0 0", "['child', 'closed', 'open']"]
+
+
+async def test_an_error_of_the_disk_while_the_file_is_opened_names_the_file(tmp_path: Path) -> None:
+    class Failing(apsw.VFS):
+        def xOpen(self, name: Any, flags: list[int]) -> apsw.VFSFile:
+            raise apsw.IOError("disk I/O error")
+
+    path, usual = tmp_path / "bot.db", apsw.vfs_names()[0]
+    failing = Failing("failing", "", makedefault=True)
+    try:
+        with pytest.raises(StorageUnavailable, match=f"{path} cannot be read or written .*; check the disk"):
+            await SQLiteStorage(str(path)).open()
+    finally:
+        apsw.set_default_vfs(usual)
+        failing.unregister()

@@ -467,4 +467,5 @@ def _unwritable(path: str, why: object = "") -> StorageUnavailable:
 def _system_errno(error: apsw.Error, file: SQLiteFile) -> int:
     if getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_SHMSIZE:
         return errno.ENOSPC
-    return file.writer.system_errno
+    # There is no connection if opening it has failed.
+    return file.writer.system_errno if hasattr(file, "writer") else 0
