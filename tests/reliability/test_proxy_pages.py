@@ -18,14 +18,16 @@ from tests.reliability.raw_telegram import PAGES, RawTelegram, message
 async def test_pages_of_a_proxy_lose_no_answer_and_do_not_end_the_bot(runner: Runner, page: str) -> None:
     rounds = dose("PROXY_ROUNDS", 1, 50)
     async with runner() as bot:
+        expected: dict[int, list[str]] = {1: [], 2: [], 3: []}
         number = 100
         for _ in range(rounds):
             bot.telegram.block(PAGES[page], 2, "sendMessage", "getUpdates")
-            for chat in (1, 2, 3):
+            for chat, texts in expected.items():
                 number += 1
                 await bot.deliver(message(number, chat, str(number)))
-        expected = {chat: [f"got {100 + chat + 3 * at}" for at in range(rounds)] for chat in (1, 2, 3)}
-        await bot.until(lambda: bot.telegram.sent == expected)
+                texts.append(f"got {number}")
+            await bot.until(lambda: bot.telegram.sent == expected)
+        assert bot.telegram.sent == expected
         assert not bot.ended
         assert bot.refused == []
         assert bot.telegram.given >= 2 * rounds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from difflib import get_close_matches
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -166,7 +166,7 @@ class Router:
     async def _collect(
         self,
         update: Any,
-        on_claim: Callable[[], None] | None = None,
+        on_claim: Callable[[], Awaitable[None]] | None = None,
         repeats: Callable[[BaseException], bool] | None = None,
         attempt: int = 1,
     ) -> tuple[list[dict[str, Any]], Conversation]:
@@ -181,7 +181,7 @@ class Router:
         conversation = Conversation(self.fsm, update, collects=True, enters=True, repeats=repeats, attempt=attempt)
         async with conversation as ctx:
             if on_claim is not None:
-                on_claim()
+                await on_claim()
             if not ctx.duplicate:
                 await self._run(conversation, ctx)
             # The same list that hooks add to before the commit.

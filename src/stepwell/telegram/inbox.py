@@ -11,18 +11,19 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from stepwell.codec.json import to_json
-from stepwell.errors import StorageError, StoredDataError
+from stepwell.errors import StorageError, StoredDataError, TooLarge
 from stepwell.record import INBOX, Change, Stored
 from stepwell.storage import Storage
 from stepwell.storage.operations import Apply, Get
 from stepwell.storage.outage import OutageLog
 from stepwell.telegram.aside import set_aside
 
-__all__ = ["Inbox"]
+__all__ = ["MOST_ATTEMPTS", "Inbox"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -30,6 +31,10 @@ logger: logging.Logger = logging.getLogger(__name__)
 _KIND = "p"
 #: The field with the checksums of the batch that was fetched last.
 _LAST = "last"
+#: The field with the attempts of updates whose process has died.
+_ATTEMPTS = "attempts"
+#: An update whose attempts have all ended with its process is set aside after so many.
+MOST_ATTEMPTS = 5
 #: Seconds for which a removal waits for the next batch, to share its write. Alone, it would be a commit of its own, and
 #: all conversations would wait for it.
 TOGETHER = 0.01
@@ -53,6 +58,9 @@ class Inbox:
         #: Ids and checksums of the last batch of the previous process. Telegram sends that batch again if the process
         #: crashed before its next request.
         self._before: dict[str, str] = {}
+        #: How often updates of a killed process were attempted, by id; and whether it is stored.
+        self._attempts: dict[str, int] = {}
+        self._attempts_stored = True
         #: Ids of finished updates whose parts are not removed yet.
         self._finished: set[str] = set()
         #: Ids of the batch that ``keep`` has not written yet. They are removed after that, or the write would restore
@@ -71,9 +79,12 @@ class Inbox:
         if stored is None:
             return []
         try:
-            self._before = self._seal.data(stored.fields).get(_LAST, {})
+            data = self._seal.data(stored.fields)
+            self._before, attempts = data.get(_LAST, {}), data.get(_ATTEMPTS, {})
         except StoredDataError:
             logger.exception("the inbox's list of fetched updates is damaged; some updates may be handled again")
+            attempts = {}
+        self._attempts = {name: attempts[name] for name in stored.parts or {} if name in attempts}
         found: list[tuple[int, dict[str, Any]]] = []
         for name, text in (stored.parts or {}).items():
             try:
@@ -82,6 +93,27 @@ class Inbox:
                 logger.exception("the update %s in the inbox is damaged and is skipped", name)
                 self._finished.add(name)
         return [update for _, update in sorted(found, key=lambda each: each[0])]
+
+    def attempts(self, update_id: int) -> int:
+        """Return how often an update of a killed process was attempted; 0 if that is not known."""
+        return self._attempts.get(str(update_id), 0)
+
+    async def count(self, attempts: Mapping[int, int]) -> None:
+        """Store how often updates were attempted, with the attempt that begins now. Raises ``StorageError``."""
+        if not attempts:
+            return
+        self._attempts |= {str(update_id): number for update_id, number in attempts.items()}
+        async with self._writing:
+            self._attempts_stored = False
+            # A full inbox counts again when it has room.
+            with suppress(TooLarge):
+                await self._write({}, {}, self._finished - self._unwritten)
+
+    def survive(self, update_id: int) -> None:
+        """Forget the attempts of an update: its handler has ended, and its process has not."""
+        if self._attempts.pop(str(update_id), None) is not None:
+            self._attempts_stored = False
+            self._remove_after(TOGETHER)
 
     def select(self, updates: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the updates of a fetched batch that were not fetched before the start."""
@@ -106,6 +138,7 @@ class Inbox:
     def finish(self, update_id: int) -> None:
         """Remove an update soon, together with others that finish at about the same time."""
         self._finished.add(str(update_id))
+        self.survive(update_id)
         if self._timer is None:
             self._remove_after(TOGETHER)
 
@@ -125,17 +158,25 @@ class Inbox:
         self._unwritten = set()
         if self._removal is not None:
             await asyncio.wait([self._removal])
-        if self._finished:
+        if self._attempts:
+            # This process ends by itself.
+            self._attempts.clear()
+            self._attempts_stored = False
+        if self._finished or not self._attempts_stored:
             await self._flush()
 
     def _remove_after(self, seconds: float) -> None:
-        if self._timer is None and self._removal is None and not self._closed and self._finished - self._unwritten:
+        if self._timer is None and self._removal is None and not self._closed and self._is_waiting():
             self._timer = asyncio.get_running_loop().call_later(seconds, self._start_removal)
+
+    def _is_waiting(self) -> bool:
+        """Return whether there is something to write."""
+        return bool(self._finished - self._unwritten) or not self._attempts_stored
 
     def _start_removal(self) -> None:
         self._timer = None
         # The write of a batch may have removed all of them.
-        if self._finished - self._unwritten:
+        if self._is_waiting():
             self._removal = asyncio.create_task(self._remove(), name="stepwell-inbox")
 
     async def _remove(self) -> None:
@@ -151,11 +192,14 @@ class Inbox:
 
     async def _flush(self) -> None:
         async with self._writing:
-            if finished := self._finished - self._unwritten:
-                await self._write({}, {}, finished)
+            if self._is_waiting():
+                await self._write({}, {}, self._finished - self._unwritten)
 
     async def _write(self, new: dict[str, str], fields: dict[str, Any], finished: set[str]) -> None:
         self._finished = self._finished - finished
+        if stored_attempts := not self._attempts_stored:
+            fields = {**fields, _ATTEMPTS: self._attempts}
+            self._attempts_stored = True
         # An update that finished before its batch was written needs no part.
         parts: dict[str, str | None] = {**new, **dict.fromkeys(finished)}
         change = Change(self._storage.ids(), set=self._seal.fields(fields), parts=parts, limit=self._seal.limit)
@@ -163,6 +207,7 @@ class Inbox:
             await self._storage.perform(Apply(self._address, change))
         except BaseException:
             self._finished |= finished
+            self._attempts_stored = not stored_attempts and self._attempts_stored
             raise
 
     def _sealed(self, update: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from stepwell import _portal
@@ -51,10 +51,12 @@ class Unfinished:
         #: How often it was handled, and how often the storage refused the commit.
         self._attempts = self._conflicts = 0
 
-    async def process(self, router: Router, sender: Sender, on_claim: Callable[[], None] | None = None) -> None:
+    async def process(
+        self, router: Router, sender: Sender, on_claim: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
         """Handle the update and send its answers, or continue where the last attempt failed.
 
-        ``on_claim``: called once the conversation is claimed, before its handler.
+        ``on_claim``: awaited once the conversation is claimed, before its handler.
 
         Raises only ``TEMPORARY`` errors: call it again then. Any other error would recur with every attempt, so it is
         logged, without the update's content, and the update is finished.

@@ -7,7 +7,6 @@ import contextlib
 import logging
 from collections import Counter, deque
 from collections.abc import Coroutine, Iterator, Sequence
-from functools import partial
 from itertools import count, takewhile
 from typing import Any, NamedTuple
 
@@ -24,7 +23,7 @@ from stepwell.fsm import Router, Update, keys
 from stepwell.record import Address
 from stepwell.telegram.aside import text_of
 from stepwell.telegram.client import BotClient
-from stepwell.telegram.inbox import Inbox
+from stepwell.telegram.inbox import MOST_ATTEMPTS, Inbox
 from stepwell.telegram.outcome import TEMPORARY, Unfinished, chat_of, log_of_outages
 from stepwell.telegram.reading import is_update, number_in
 from stepwell.telegram.sending import Sender
@@ -44,6 +43,9 @@ PAUSES = (0.1, 30.0)
 #: The same for an update that cannot be read, and how often it is fetched before it is set aside.
 UNREAD = (0.1, 1.0)
 READS = 3
+#: Seconds after which the next update is handled beside a slow one that may have ended its process: at most, and in
+#: the last attempt.
+ALONE, ALONE_AT_LAST = 10.0, 60.0
 #: Seconds between two warnings about dropped updates of one chat.
 WARN_EVERY = 60.0
 #: With these keys, updates of one key come from one chat.
@@ -105,6 +107,12 @@ class Poller:
         self._unfinished = 0
         #: Telegram sends updates from this id, and forgets earlier ones.
         self._offset = 0
+        #: Updates of a killed process whose attempt is counted before their handler.
+        self._suspects: set[int] = set()
+        #: Whether two processes have died, so that these updates are handled one at a time.
+        self._one_at_a_time = False
+        self._alone = asyncio.Lock()
+        self._entered: int | None = None
         #: The tasks of updates that wait for their conversation.
         self._unclaimed: set[asyncio.Task[Any]] = set()
         self._stopping = asyncio.Event()
@@ -127,7 +135,7 @@ class Poller:
         """Fetch and handle updates until ``stop``."""
         self._stopped = stopped = asyncio.create_task(self._stopping.wait())
         try:
-            loaded = await self._inbox.load()
+            loaded = await self._load()
             for update in loaded:
                 self._start(update)
             poll = 0
@@ -136,18 +144,75 @@ class Poller:
                 if not await _first(fetched, stopped):
                     break
                 updates = fetched.result()
-                for update in self._inbox.select(updates):
+                new, kept = self._inbox.select(updates), not updates
+                if updates and not poll:
+                    # The previous process may have ended before it kept them. Those that do not fit are dropped below.
+                    with contextlib.suppress(StorageError, TooLarge):
+                        await self._inbox.keep(updates)
+                        kept = True
+                for update in new:
                     self._start(update, new=True)
                 if not poll:
                     self._hold_timers_of([*loaded, *updates])
                     poll = POLL
-                if updates:
+                if not kept:
                     await self._keep(updates)
+                if updates:
                     self._offset = updates[-1]["update_id"] + 1
         finally:
             self._stop()
             stopped.cancel()
             await self._end()
+
+    async def _load(self) -> list[dict[str, Any]]:
+        """Return the updates of the previous process, without those that have ended theirs too often."""
+        loaded: list[dict[str, Any]] = []
+        first: dict[Any, int] = {}
+        for update in await self._inbox.load():
+            number = update["update_id"]
+            attempts = self._inbox.attempts(number)
+            # One at a time if the process before the previous one has died too.
+            self._one_at_a_time = self._one_at_a_time or attempts > 0
+            if attempts >= MOST_ATTEMPTS:
+                try:
+                    await self._inbox.set_aside(update, "its process has ended each time", attempts)
+                    self._inbox.finish(number)
+                except StorageError as error:
+                    # It stays in the inbox for the next start.
+                    self._outage.failed(error)
+                continue
+            loaded.append(update)
+            first.setdefault(chat_of(Update.of(update)), number)
+            self._suspects.add(number)
+        if not self._one_at_a_time:
+            # The previous process has probably attempted them. All others waited for one of these.
+            try:
+                await self._inbox.count(dict.fromkeys(first.values(), 2))
+                self._suspects.difference_update(first.values())
+            except StorageError as error:
+                self._outage.failed(error)
+        return loaded
+
+    async def _enter(self, update_id: int) -> None:
+        """Count the attempt, alone if two processes have died.
+
+        If the process ends now, no other update that two processes have left is to blame. Updates that have finished
+        are removed with the same write.
+        """
+        attempts = self._inbox.attempts(update_id) + 1
+        if self._one_at_a_time:
+            await self._alone.acquire()
+            self._entered = update_id
+            seconds = ALONE if attempts < MOST_ATTEMPTS - 1 else ALONE_AT_LAST
+            # A slow handler does not hold up the others for ever.
+            asyncio.get_running_loop().call_later(seconds, self._leave, update_id)
+        await self._inbox.count({update_id: attempts})
+        self._suspects.discard(update_id)
+
+    def _leave(self, update_id: int) -> None:
+        if self._entered == update_id:
+            self._entered = None
+            self._alone.release()
 
     async def _end(self) -> None:
         """Wait for the running handlers, and remove the finished updates from the inbox."""
@@ -370,7 +435,13 @@ class Poller:
         failures = 0
         task = asyncio.current_task()
         assert task is not None
-        on_claim = partial(self._unclaimed.discard, task)
+        number = unfinished.update.raw["update_id"]
+
+        async def on_claim() -> None:
+            if number in self._suspects:
+                await self._enter(number)
+            self._unclaimed.discard(task)
+
         while True:
             if unfinished.calls is None:
                 self._unclaimed.add(task)
@@ -383,7 +454,9 @@ class Poller:
                 else:
                     logger.warning("retrying update %s: %s", unfinished.update.update_id, error)
             finally:
-                on_claim()
+                self._unclaimed.discard(task)
+                self._inbox.survive(number)
+                self._leave(number)
             failures += 1
             if await self._stopped_within(backoff(failures, *PAUSES)):
                 return False
