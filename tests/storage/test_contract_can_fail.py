@@ -654,6 +654,14 @@ class CutsNamesOfQueues(FaultyStorage):
             return super()._write(change, held, now)
 
 
+class TakesEveryQueue(FaultyStorage):
+    async def perform(self, operation: Operation) -> Any:
+        (result,) = await self.run([operation])
+        if isinstance(result, StepwellError):
+            raise result
+        return result
+
+
 class FindsDeadlinesOfAllFlows(FaultyStorage):
     async def due(self, namespace: str, **options: Any) -> list[Due]:
         return await super().due(namespace, **options | {"flow": ANY})
@@ -1057,6 +1065,7 @@ CAUGHT_BY: dict[type[FaultyStorage], str] = {
     ListsTheLastQueueAgain: "test_names_of_queues_are_listed_in_order_and_paged",
     ListsQueuesWithoutCase: "test_names_of_queues_are_listed_in_order_and_paged",
     CutsNamesOfQueues: "test_the_longest_names_and_priorities_are_kept",
+    TakesEveryQueue: "test_a_queue_that_not_every_backend_can_store_is_refused",
     FindsDeadlinesOfAllFlows: "test_deadlines_of_one_flow_are_found",
     FindsDeadlinesOfNoFlowInAll: "test_deadlines_of_one_flow_are_found",
     SkipsEqualDeadlinesOfOneFlow: "test_equal_deadlines_of_one_flow_are_paged",

@@ -24,7 +24,7 @@ from stepwell.slot.encoded import Json, Sealed
 from stepwell.slot.fields import Changes, StoredFields, decode_large
 from stepwell.slot.lease import Lease
 from stepwell.storage.contract import Storage
-from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Guard, check_queue
+from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Guard
 
 __all__ = ["Slot"]
 
@@ -236,8 +236,6 @@ class Slot(Lease):
             raise UsageError("this slot is not held; a commit without keep=True has released it")
         if tags is not KEEP or not (deadline is KEEP or deadline is None) or not (expiry is KEEP or expiry is None):
             _check(tags, deadline, expiry)
-        if queue is not KEEP and queue is not None:
-            check_queue(queue)
         place, seal = self.place, self._seal
         write = self.storage.ids()
         found = self.version is not None

@@ -16,12 +16,12 @@ from typing import Any, ClassVar, Self
 from stepwell._secrets import quoted
 from stepwell.codec import encode_namespace
 from stepwell.errors import InvalidOption, Unsupported
-from stepwell.record import Address, Limits
+from stepwell.record import KEEP, Address, Limits
 from stepwell.storage.lane import Lane
 from stepwell.storage.lifecycle import Lifecycle
 from stepwell.storage.listing import ANY, Any_, Beside, Due, Entry, Page, Query, StateCount, Swept
 from stepwell.storage.observers import RunBatch, batch_observers, storage_observers
-from stepwell.storage.operations import Claim, Operation, Result
+from stepwell.storage.operations import Apply, Claim, Operation, Result, check_queue
 from stepwell.storage.renewal import Renewals
 from stepwell.storage.sweeper import ExpiredListener, Sweeper
 from stepwell.storage.wakeups import Callback, add_listener, check_topic, wake
@@ -253,6 +253,8 @@ class Storage(Lifecycle):
 
         Writes to one address are applied in the order in which they were awaited.
         """
+        if type(operation) is Apply and operation.change.queue is not KEEP:
+            check_queue(operation.change.queue)
         # Without a running loop, as in run_until_complete(storage.perform(...)), this must not raise yet.
         if self._loop is None or self._loop is not asyncio._get_running_loop():
             return self._open_and_perform(operation)

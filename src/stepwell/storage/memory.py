@@ -11,10 +11,10 @@ from itertools import islice
 from typing import Any, Self
 
 from stepwell.errors import InvalidOption, StepwellError
-from stepwell.record import Address, Head, Limits, Queue
+from stepwell.record import KEEP, Address, Head, Limits, Queue
 from stepwell.storage.contract import Storage
 from stepwell.storage.listing import ANY, Any_, Beside, Due, Page, Query, StateCount, Swept
-from stepwell.storage.operations import Operation, Result
+from stepwell.storage.operations import Apply, Operation, Result, check_queue
 from stepwell.storage.reference import Cell
 
 __all__ = ["MemoryStorage"]
@@ -74,6 +74,8 @@ class MemoryStorage(Storage):
         # No operation waits here, so there is nothing to batch.
         if self._loop is not asyncio.get_running_loop():
             await self.ensure_open()
+        if type(operation) is Apply and operation.change.queue is not KEEP:
+            check_queue(operation.change.queue)
         result = self._do(operation)
         if isinstance(result, StepwellError):
             raise result

@@ -16,6 +16,7 @@ __all__ = [
     "Apply",
     "Claim",
     "Claimed",
+    "EncryptedQueue",
     "Get",
     "Guard",
     "Operation",
@@ -156,8 +157,16 @@ class Applied(NamedTuple):
 Result: TypeAlias = Stored | Claimed | Taken | Applied | StepwellError | None
 
 
-def check_queue(queue: Queue) -> None:
-    """Raise ``InvalidOption`` unless every backend can store this queue."""
+class EncryptedQueue(Queue):
+    """A queue with an encrypted name, which may be longer; its plaintext was checked."""
+
+    __slots__ = ()
+
+
+def check_queue(queue: object) -> None:
+    """Raise ``InvalidOption`` unless every backend can store this queue of a change."""
+    if queue is None or type(queue) is EncryptedQueue:
+        return
     if not (isinstance(queue, Queue) and type(queue.name) is str and type(queue.priority) is int):
         raise InvalidOption(f"queue must be a Queue(name, priority) or None, not {quoted(queue)}")
     name, priority = queue

@@ -34,7 +34,7 @@ from stepwell.nodes.engine.notices import wake_workers
 from stepwell.nodes.engine.run_format import flow_index, table_of
 from stepwell.record import PARTITIONS, RUNS, Address, Change, Queue, Stored
 from stepwell.slot import Slot
-from stepwell.storage.operations import Apply, Get, Guard, check_queue
+from stepwell.storage.operations import Apply, Get, Guard
 
 if TYPE_CHECKING:
     from stepwell.storage import Storage
@@ -67,9 +67,7 @@ def encode(partition: str | int) -> str:
 
 def queue_of(flow: str, partition: str) -> Queue:
     """Return the queue in which the runs of a partition wait, of all revisions of the flow."""
-    queue = Queue(_prefix(flow) + partition)
-    check_queue(queue)
-    return queue
+    return Queue(_prefix(flow) + partition)
 
 
 def _prefix(flow: str) -> str:

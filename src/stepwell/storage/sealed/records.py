@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepwell.record import KEEP, Address, Change, Damage, Head, Queue, Stored
-from stepwell.storage.operations import Applied, Apply, Claimed, Result
+from stepwell.storage.operations import Applied, Apply, Claimed, EncryptedQueue, Result
 from stepwell.storage.sealed.cipher import Keyring, NameCipher
 
 __all__ = ["RecordCodec"]
@@ -40,7 +40,7 @@ class RecordCodec:
                 fields = {names.hide("field", address.namespace, name): text for name, text in fields.items()}
             unset = tuple([names.hide("field", address.namespace, name) for name in unset])
             if isinstance(queue, Queue):
-                queue = Queue(names.hide("queue", address.namespace, queue.name), queue.priority)
+                queue = EncryptedQueue(names.hide("queue", address.namespace, queue.name), queue.priority)
         if memo is not KEEP:
             memo = encrypt("m", "", memo)
         if parts:

@@ -8,11 +8,11 @@ from typing import Any, Self, TypeVar
 
 from stepwell.codec.large import in_thread
 from stepwell.errors import InvalidOption, TooLarge
-from stepwell.record import Address, Stored
+from stepwell.record import KEEP, Address, Stored
 from stepwell.storage.contract import Storage
 from stepwell.storage.lane import Batch, retrieve
 from stepwell.storage.listing import ANY, Any_, Beside, Due, Page, Query, StateCount, Swept
-from stepwell.storage.operations import Apply, Claim, Operation, Release, Result
+from stepwell.storage.operations import Apply, Claim, Operation, Release, Result, check_queue
 from stepwell.storage.sealed.cipher import Keyring, NameCipher
 from stepwell.storage.sealed.keys import SealingKey, keys_of_environment, names_key_of_environment, sealing_keys
 from stepwell.storage.sealed.records import RecordCodec
@@ -123,6 +123,8 @@ class SealedStorage(Storage):
         if self._loop is None or self._loop is not asyncio._get_running_loop():
             await self.ensure_open()
         if type(operation) is Apply:
+            if operation.change.queue is not KEEP:
+                check_queue(operation.change.queue)
             operation = self._codec.encrypted(operation)
         try:
             result = await self.inner.perform(operation)

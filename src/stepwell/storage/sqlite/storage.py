@@ -13,11 +13,11 @@ from urllib.parse import unquote, urlsplit
 
 from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption, OutcomeUnknown, StepwellError, StorageClosed, StorageUnavailable
-from stepwell.record import Address, Limits
+from stepwell.record import KEEP, Address, Limits
 from stepwell.storage.contract import Storage
 from stepwell.storage.lane import Lane, elapsed
 from stepwell.storage.listing import ANY, Any_, Beside, Due, Page, Query, StateCount, Swept
-from stepwell.storage.operations import Apply, Get, Operation, Result
+from stepwell.storage.operations import Apply, Get, Operation, Result, check_queue
 from stepwell.storage.sqlite.connection import MEMORY, Connection, SQLiteError, SQLiteFile
 from stepwell.storage.sqlite.listing import Listing
 from stepwell.storage.sqlite.long_read import LongRead
@@ -155,6 +155,8 @@ class SQLiteStorage(Storage):
         """
         if self._loop is None or self._loop is not asyncio._get_running_loop():
             return self._open_and_perform(operation)
+        if type(operation) is Apply and operation.change.queue is not KEEP:
+            check_queue(operation.change.queue)
         lane = self._lanes.get(None) or self._new_lane(None, self.run)
         if self._batching and not isinstance(operation, Get):
             # In a series of batches, an operation that skips the lane would split the next batch and its commit in two.

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stepwell.errors import RecordExists, StepwellError
+from stepwell.errors import InvalidOption, RecordExists, StepwellError
 from stepwell.record import Queue, State
 from stepwell.storage import Applied, Due, Guard, Storage
 from stepwell.testing.clock import Clock
@@ -189,6 +189,15 @@ class QueuePromises(Suite):
             assert (await found(storage, key)).queue == queue
             assert await self._queued(storage, queue.name) == [key]
         assert await storage.queues(BOT) == [queue.name for queue in queues]
+
+    async def test_a_queue_that_not_every_backend_can_store_is_refused(self, storage: Storage) -> None:
+        """A write with such a queue raises ``InvalidOption`` and changes nothing."""
+        longer = Queue("x" * 501)
+        for queue in (Queue("q\n"), Queue(""), longer, Queue("\ud800"), Queue("q", 1 << 31), "q", Queue("q", True)):
+            with pytest.raises(InvalidOption):
+                await apply(storage, data={"a": 1}, queue=queue)
+        assert await storage.get_data(BOT, KEY) is None
+        assert await storage.queues(BOT) == []
 
     async def test_a_queue_refused_with_its_write_does_not_change(self, storage: Storage) -> None:
         await apply(storage, data={"a": 1}, queue=Queue("q"))
