@@ -143,6 +143,44 @@ async def test_the_answer_of_a_handler_is_the_only_one(run: Run) -> None:
     assert len(running.answers()) == 1
 
 
+async def test_a_press_is_answered_if_the_answer_of_its_handler_is_refused(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    router = make_router("Tea")
+
+    @router.on()
+    async def tea(ctx: Context) -> None:
+        ctx.answer_callback("x" * 201)
+        ctx.answer("Coming up")
+
+    async with run(router) as running:
+        person, query = await running.press("Tea")
+        assert await person.notice(query) == NOTHING
+        assert await person.answer() == "Coming up"
+        assert await person.ask("/menu") == "Menu"
+        assert len(running.answers()) == 2
+    assert "MESSAGE_TOO_LONG" in caplog.text
+
+
+async def test_a_press_is_answered_if_sending_the_answer_of_its_handler_fails(run: Run) -> None:
+    router = make_router("Tea")
+
+    async def send(call: dict[str, Any]) -> None:
+        if call["method"] == "answerCallbackQuery":
+            raise LookupError("oh")
+        async with BotClient(running.bot.token, api=running.api.url) as client:
+            await client.call(call["method"], **{name: value for name, value in call.items() if name != "method"})
+
+    @router.on()
+    async def tea(ctx: Context) -> None:
+        ctx.answer_callback("Coming up")
+
+    router.send = send
+    async with run(router) as running:
+        person, query = await running.press("Tea")
+        assert await person.notice(query) == NOTHING
+
+
 async def test_a_press_whose_handler_is_slow_is_answered_before_it_ends(
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:

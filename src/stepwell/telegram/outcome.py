@@ -83,9 +83,12 @@ class Unfinished:
             while self.calls:
                 assert self._origin is not None
                 call = self.calls[0]
-                if press is None or not press.is_answered_by(call) or await press.admits(call):
+                answers = press is not None and press.is_answered_by(call)
+                if press is None or not answers or await press.admits(call):
                     with sending(self._origin):
-                        await _portal.call(send, call)
+                        accepted = await _portal.call(send, call)
+                    if press is not None and answers:
+                        press.settle(accepted=accepted is not False)
                 self.calls.popleft()
             if press is not None:
                 await press.sent()

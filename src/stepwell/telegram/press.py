@@ -31,7 +31,7 @@ class Press:
         self._update = update
         self._query = query
         self._client = client
-        #: The answer of the handler is sent, or was sent.
+        #: The answer of the handler was accepted.
         self._by_handler = False
         #: Sends the empty answer, and returns whether it was accepted.
         self._sending: asyncio.Task[bool] | None = None
@@ -57,7 +57,7 @@ class Press:
         """Return whether an answer of the handler is to be sent. If not, the press is answered already."""
         self._timer.cancel()
         if self._sending is None or not await asyncio.shield(self._sending):
-            self._by_handler = True
+            self._sending = None
             return True
         if call.get("text") or call.get("url"):
             logger.warning(
@@ -66,6 +66,12 @@ class Press:
                 self._update.update_id, HANDLER_TIME,
             )  # fmt: skip
         return False
+
+    def settle(self, *, accepted: bool) -> None:
+        """Note what has become of the handler's answer. Instead of a refused one, the empty answer is sent."""
+        self._by_handler = accepted
+        if not accepted:
+            self.answer()
 
     async def sent(self) -> None:
         """Wait until the empty answer is sent, if it was started."""

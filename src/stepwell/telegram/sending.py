@@ -42,8 +42,8 @@ class Sender:
         self.client: BotClient = client
         self.on_send_error: OnSendError | None = on_send_error
 
-    async def send(self, call: Mapping[str, Any]) -> None:
-        """Send a call: ``{"method": "sendMessage", "chat_id": 42, "text": "Hello"}``.
+    async def send(self, call: Mapping[str, Any]) -> bool:
+        """Send a call: ``{"method": "sendMessage", "chat_id": 42, "text": "Hello"}``. Return whether it was accepted.
 
         Raises ``BotUnavailable`` if the call was not accepted yet and can be sent later.
         """
@@ -61,6 +61,9 @@ class Sender:
         except Exception:
             # Raised again, it would make every delivery of the update fail.
             logger.exception("%s could not be sent", method)
+        else:
+            return True
+        return False
 
     async def send_all(self, calls: Iterable[Mapping[str, Any]]) -> None:
         """Send calls one after the other. A refused call does not stop the rest; ``BotUnavailable`` does."""
