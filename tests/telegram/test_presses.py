@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, TypeAlias
 
 import pytest
 
-from stepwell import MemoryStorage
-from stepwell.fsm import FSM, Context, Router, command, keyboard
+from stepwell import Limits, MemoryStorage
+from stepwell.fsm import FSM, Context, Router, callback, command, keyboard, text
 from stepwell.playground.botapi import BotAPI, Person
+from stepwell.record import INBOX
+from stepwell.storage import Get
 from stepwell.telegram import BotClient, run_polling, webhook
 from stepwell.web.serving import Serving
 
@@ -222,6 +225,51 @@ async def test_a_press_that_waits_for_a_slow_update_of_its_chat_is_answered() ->
         assert query is not None
         assert await person.notice(query) == NOTHING
         proceed.set()
+
+
+async def test_a_press_that_is_dropped_because_its_chat_floods_the_bot_is_answered(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    storage = MemoryStorage(limits=Limits(run=100_000))
+    router = Router(FSM("my_bot", storage=storage, flows=[]))
+    proceed = asyncio.Event()
+    pressed: list[str] = []
+
+    @router.on(command("menu"))
+    async def menu(ctx: Context) -> None:
+        ctx.answer("Menu", reply_markup=keyboard([["Tea " + "x" * 40]]))
+
+    @router.on(text())
+    async def slow(ctx: Context) -> None:
+        await proceed.wait()
+
+    @router.on(callback(re.compile("Tea")))
+    async def tea(ctx: Context) -> None:
+        pressed.append(ctx.text or "")
+
+    async with polling(router) as running:
+        person = running.person()
+        await person.ask("/menu")
+        try:
+            await person.send("hang")
+            for _ in range(60):
+                await person.send("x" * 4000)
+            async with asyncio.timeout(30):
+                while "dropped" not in caplog.text:
+                    await asyncio.sleep(0.01)
+            queries = []
+            for _ in range(20):
+                query = await person.press("Tea " + "x" * 40)
+                assert query is not None
+                queries.append(query)
+            for query in queries:
+                assert await person.notice(query) == NOTHING
+        finally:
+            proceed.set()
+        async with asyncio.timeout(30):
+            while (await storage.perform(Get(storage.address(INBOX, "my_bot"), parts=True))).parts:
+                await asyncio.sleep(0.01)
+        assert len(pressed) < 20
 
 
 async def test_an_answer_to_a_press_that_comes_too_late_for_telegram_is_no_failure(

@@ -25,6 +25,7 @@ from stepwell.telegram.aside import text_of
 from stepwell.telegram.client import BotClient
 from stepwell.telegram.inbox import MOST_ATTEMPTS, Inbox
 from stepwell.telegram.outcome import TEMPORARY, Unfinished, chat_of, log_of_outages
+from stepwell.telegram.press import Press
 from stepwell.telegram.reading import is_update, number_in
 from stepwell.telegram.sending import Sender
 
@@ -104,6 +105,8 @@ class Poller:
         self._last_of_key: dict[Any, asyncio.Future[None]] = {}
         #: The task of each chat with a queue.
         self._tasks: dict[Any, asyncio.Task[None]] = {}
+        #: The tasks that answer the presses of dropped updates.
+        self._answering: set[asyncio.Task[None]] = set()
         self._unfinished = 0
         #: Telegram sends updates from this id, and forgets earlier ones.
         self._offset = 0
@@ -231,7 +234,7 @@ class Poller:
 
     def _running(self) -> list[asyncio.Task[None]]:
         # A task that was cancelled before it began is still in the dict.
-        return [task for task in self._tasks.values() if not task.done()]
+        return [task for task in (*self._tasks.values(), *self._answering) if not task.done()]
 
     def _cancel(self) -> None:
         for task in self._running():
@@ -344,7 +347,7 @@ class Poller:
             size = self._inbox.size_of(update)
             # At most what is left for the others, so that any number of such chats leave some.
             if new and queue.size + size > self._most_waiting - self._waiting:
-                self._drop(chat, queue, update)
+                self._drop(chat, queue, seen)
                 return
             queue.size += size
             self._waiting += size
@@ -363,10 +366,16 @@ class Poller:
         self._queues[chat] = _Queue(queued)
         self._tasks[chat] = asyncio.create_task(self._work(chat), name=f"stepwell-chat-{chat}")
 
-    def _drop(self, chat: Any, queue: _Queue, update: dict[str, Any]) -> None:
+    def _drop(self, chat: Any, queue: _Queue, update: Update) -> None:
         """Drop a new update of a chat whose waiting updates take too much of the inbox."""
         # It is confirmed to Telegram with its batch, and not kept.
-        self._inbox.finish(update["update_id"])
+        self._inbox.finish(update.raw["update_id"])
+        press = Press.of(update, self._client)
+        if press is not None:
+            press.answer()
+            answering = asyncio.create_task(press.sent(), name="stepwell-dropped-press")
+            self._answering.add(answering)
+            answering.add_done_callback(self._answering.discard)
         queue.dropped += 1
         now = asyncio.get_running_loop().time()
         if now - queue.warned_at >= WARN_EVERY:
