@@ -32,7 +32,7 @@ from stepwell.nodes import Node, NodeFlow, Wait, linear
 from stepwell.operate.counts import all_counts
 from stepwell.operate.records import RecordFilter, listed
 from stepwell.record import RUNS as RUNS_NAMESPACE
-from stepwell.record import Change, Place
+from stepwell.record import Change, OpenedHead, Place
 from stepwell.storage import Apply, Get
 
 STORED, RUNS = int(os.environ.get("STORED", "1000000")), int(os.environ.get("RUNS", "100000"))
@@ -234,20 +234,20 @@ async def write(storage: Storage, records: Iterable[tuple[str, Any, Place, dict[
                 raise result
         batch.clear()
 
-    for bot, key, place, data in records:
+    for bot, key, head, data in records:
         address = storage.address(bot, key)
         seal = storage.seal(address)
-        batch.append(Apply(address, Change(write=storage.ids(), head=seal.head(place), set=seal.fields(data))))
+        batch.append(Apply(address, Change(write=storage.ids(), head=seal.head(*head), set=seal.fields(data))))
         if len(batch) == BATCH:
             await flush()
     if batch:
         await flush()
 
 
-def conversations(numbers: Iterable[int]) -> Iterator[tuple[str, Any, Place, dict[str, Any]]]:
+def conversations(numbers: Iterable[int]) -> Iterator[tuple[str, Any, OpenedHead, dict[str, Any]]]:
     for number in numbers:
         data = {"name": "Alice", "email": "alice@example.com", "count": number}
-        yield "bot", (number, number), Place(*STATES[number % len(STATES)]), data
+        yield "bot", (number, number), OpenedHead(Place(*STATES[number % len(STATES)])), data
 
 
 class Fails(Node):
@@ -255,9 +255,9 @@ class Fails(Node):
         raise ValueError("the payment was refused")
 
 
-async def runs(storage: Storage) -> AsyncIterator[tuple[str, Any, Place, dict[str, Any]]]:
+async def runs(storage: Storage) -> AsyncIterator[tuple[str, Any, OpenedHead, dict[str, Any]]]:
     """Yield copies of a run of each kind."""
-    places: list[Place] = []
+    heads: list[OpenedHead] = []
     async with MemoryStorage() as memory:
         parked: NodeFlow = linear(Wait("ask"), name="approval", storage=memory)
         failed: NodeFlow = linear(Fails(), name="payment", storage=memory)
@@ -270,9 +270,9 @@ async def runs(storage: Storage) -> AsyncIterator[tuple[str, Any, Place, dict[st
         for name in ("parked", "failed", "queued"):
             address = memory.address(RUNS_NAMESPACE, name)
             stored = await memory.perform(Get(address))
-            places.append(memory.seal(address).open_head(stored.head))
+            heads.append(memory.seal(address).open_head(stored.head))
     for number in range(RUNS):
-        yield RUNS_NAMESPACE, f"run-{number}", places[number % len(places)], {"order": number}
+        yield RUNS_NAMESPACE, f"run-{number}", heads[number % len(heads)], {"order": number}
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ __all__ = [
     "LOGS",
     "NOTHING",
     "NOWHERE",
+    "NO_HEAD",
     "PARTITIONS",
     "PROCESSES",
     "QUARANTINE",
@@ -32,6 +33,7 @@ __all__ = [
     "Head",
     "Keep",
     "Limits",
+    "OpenedHead",
     "Place",
     "Queue",
     "Range",
@@ -160,29 +162,42 @@ class Place(NamedTuple):
     state: str | None
     #: The flow's revision when the state was entered.
     revision: int | None = None
-    #: The previous states, the most recent last.
-    history: tuple[str, ...] = ()
-    #: The flows that wait for this one to end, outermost first, each with its place and data.
-    stack: tuple[Any, ...] = ()
-    #: The chat, thread and business connection for a timer's answer, if the key does not contain them.
-    where: tuple[Any, ...] = ()
-    #: When the conversation expires and when its state times out, on the backend's clock. Empty unless the machine has
-    #: ``on_expired``.
-    times: tuple[float | None, ...] = ()
-    #: Expired conversations that ``on_expired`` has not handled yet: time of expiry, flow, state, and the time from
-    #: which a worker may handle it.
-    expired: tuple[tuple[Any, ...], ...] = ()
-    #: Bot API calls of timers and jobs that are not sent yet: the time from which another worker may send them, how
-    #: often that was tried, and the calls as JSON.
-    outbox: tuple[tuple[float, int, str], ...] = ()
-    #: Encoded data that outlives the flows at this address; empty if there is none.
-    profile: str = ""
-    #: When the present state and the states of ``history`` were entered, as one text; see ``stepwell.fsm.history``.
-    #: Empty in a run, and in records that were written without it.
-    entered_at: str = ""
 
 
 NOWHERE: Final = Place(None, None)
+
+
+class OpenedHead(NamedTuple):
+    """What ``Head.text`` has: the place of a record, its timers, and what the layer above keeps beside them.
+
+    Example::
+
+        await storage.set_state("my_bot", 42, State("registration", "get_name"))
+        stored = await storage.perform(Get(storage.address("my_bot", 42)))
+        opened: OpenedHead = storage.seal(storage.address("my_bot", 42)).open_head(stored.head)
+        assert (opened.place.state, opened.timers, opened.extension) == ("get_name", {}, "")
+    """
+
+    place: Place
+    #: Times on the backend's clock, by name. The deadline of the record is the earliest.
+    timers: Mapping[str, float] = MappingProxyType({})
+    #: JSON that only the layer above reads, or an empty text.
+    extension: str = ""
+    #: The flow and the state by which indexes find the record, if they differ from those of the place.
+    indexed: tuple[str | None, str | None] | None = None
+
+    @property
+    def index_texts(self) -> tuple[str | None, str | None]:
+        """The flow and the state by which indexes find the record."""
+        return self.place[:2] if self.indexed is None else self.indexed
+
+    def next_timer(self, now: float) -> float | None:
+        """Return the seconds to the earliest timer, at least 0; ``None`` if there is none."""
+        return max(min(self.timers.values()) - now, 0.0) if self.timers else None
+
+
+#: The head of an address without a record.
+NO_HEAD: Final = OpenedHead(NOWHERE)
 
 
 class Head(NamedTuple):
@@ -198,7 +213,7 @@ class Head(NamedTuple):
     #: For the indexes only; readers decode ``text``.
     flow: str | None
     state: str | None
-    #: A ``Place``, sealed by the codec.
+    #: An ``OpenedHead``, sealed by the codec.
     text: str
 
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepwell.codec import Seal, decode_key, decode_namespace, encode_key, encode_namespace
-from stepwell.codec.seal import flow_index, flow_of_index
 from stepwell.errors import CorruptRecord, InvalidKey, TooLarge
-from stepwell.record import RUNS, Address, Limits, Place
+from stepwell.nodes.engine.run_format import flow_index, flow_of_index, run_head
+from stepwell.record import RUNS, Address, Limits, OpenedHead, Place
 
 PARTS = st.one_of(
     st.none(), st.booleans(), st.integers(), st.text(st.characters(exclude_categories=["Cs"])), st.binary()
@@ -148,14 +148,33 @@ def test_a_bots_name_above_its_limit_is_refused() -> None:
         encode_namespace("x" * 600, Limits())
 
 
-def test_a_cached_head_is_not_used_for_an_equal_one_of_another_type() -> None:
+def test_a_head_is_opened_as_it_was_given() -> None:
     seal = Seal(Address("bot", "1"), Limits(), 1000)
-    heads = [seal.head(Place("flow", "state", revision)).text[9:] for revision in (True, 1, 1.0, 1)]  # type: ignore[arg-type]
-    assert heads == ['["flow","state",true]', '["flow","state",1]', '["flow","state",1.0]', '["flow","state",1]']
-    seal = Seal(Address("runs", "1"), Limits(), 1000, is_run=True)
-    shared = seal.open_head(seal.seal_body("h", "", b'["flow","state",1,[],[{"x":[]}]]'))
-    shared.stack[0]["x"].append(1)
-    assert seal.open_head(seal.seal_body("h", "", b'["flow","state",1,[],[{"x":[]}]]')).stack == ({"x": []},)
+    for head in (
+        OpenedHead(Place("flow", "state")),
+        OpenedHead(Place("flow", None, 2)),
+        OpenedHead(Place("f", '{"', 1), {"timeout": 1.5}),
+        OpenedHead(Place(None, None), {}, '{"a":[1,{"b":"é"}]}'),
+        OpenedHead(Place("f", "s"), {"x": 2.0}, "[]", ("f@2", "failed")),
+    ):
+        sealed = seal.head(*head)
+        assert seal.open_head(sealed.text) == head
+        assert sealed[:2] == (head.indexed or head.place[:2])
+
+
+def test_a_head_of_another_form_is_damaged() -> None:
+    seal = Seal(Address("bot", "1"), Limits(), 1000)
+    for body in (
+        b"{}",
+        b'["f"]',
+        b'["f",1]',
+        b'["f","s","1"]',
+        b'["f","s",1,{"t":"soon"}]',
+        b'["f","s",1,{},["x"]]',
+        b"[",
+    ):
+        with pytest.raises(CorruptRecord, match="unknown format"):
+            seal.open_head(seal.seal_body("h", "", body))
 
 
 @pytest.mark.parametrize("flow", ["f", "f@2", "@", "a@", "a@@", "@1", "a@@2", "a/b@2"])
@@ -171,9 +190,6 @@ def test_the_first_revision_is_indexed_by_the_name_of_its_flow() -> None:
 
 
 def test_runs_are_indexed_by_revision_and_status() -> None:
-    seal = Seal(Address(RUNS, "1"), Limits(), 1000, is_run=True)
-    head = seal.head(Place("f", "node", 2, (), ({"status": "failed", "graph": "g"},)))
-    assert head[:2] == ("f@2", "failed")
-    assert seal.open_head(head.text)[:3] == ("f", "node", 2)
-    assert seal.head(Place("f", "node"))[:2] == ("f", None)
-    assert Seal(Address("bot", "1"), Limits(), 1000).head(Place("f", "node", 2))[:2] == ("f", "node")
+    table = {"status": "failed", "graph": "g"}
+    assert run_head(Place("f", "node", 2), table, Limits()).indexed == ("f@2", "failed")
+    assert run_head(Place("f", "node"), table, Limits()).indexed == ("f", "failed")

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from stepwell.codec import Seal
 from stepwell.fsm import FSM, Flow, state
+from stepwell.fsm.extension import extension_of, keep
 from stepwell.fsm.history import HISTORY, entry_times, packed_times, with_entry
 from stepwell.operate.edits import Edit, edit
 from stepwell.operate.record import RecordView, read, show
-from stepwell.record import Address, Limits, Place
+from stepwell.record import Place
 from stepwell.slot import Slot
 from stepwell.storage import Storage
 from stepwell.testing import Clock
@@ -70,12 +70,13 @@ async def test_the_times_are_bounded_as_the_history_is(storage: Storage, clock: 
     assert len(found.history) == HISTORY
     assert minutes(found) == [30 - HISTORY + number for number in range(HISTORY + 1)]
     async with Slot(storage, "bot", 1) as slot:
-        assert slot.place.entered_at.count(" ") == HISTORY
+        assert extension_of(slot).entered_at.count(" ") == HISTORY
 
 
 async def test_a_record_without_times_is_read_and_gets_them_with_its_next_moves(storage: Storage, clock: Clock) -> None:
     async with Slot(storage, "bot", 1) as slot:
-        slot.place = Place("form", "email", 1, ("name",))
+        slot.place = Place("form", "email", 1)
+        keep(slot, history=("name",))
         await slot.commit()
     assert (await show(storage, "bot", 1)).entered_at == (None, None)
     found = await moves(machine(storage), clock, "name", "email")
@@ -149,14 +150,3 @@ def test_times_are_packed_and_unpacked() -> None:
     assert entry_times(text, 1) == [103.0]
     assert packed_times([None, 105.0, 103.0]) == "103 -2"
     assert (entry_times("5.5 soon", 2), with_entry("5.5", 7.0)) == ([None, None], "7")
-
-
-def test_a_head_with_times_is_decoded_equal() -> None:
-    seal = Seal(Address("bot", "1"), Limits(), 10_000)
-    for place in (
-        Place("form", "email", 1, ("name",), entered_at="103 -2"),
-        Place("f", '","in":["a"', 2, ('{"at":"1","in":[]}',), entered_at="103"),
-        Place("f", "s", None, (), (["f", "s", None, [], {"a": (1, 2)}, None],), entered_at="1 2"),
-    ):
-        head = seal.head(place)
-        assert (head[:2], seal.open_head(head.text)) == ((place.flow, place.state), place)

@@ -209,20 +209,6 @@ async def test_long_ids_are_remembered_and_never_fill_the_memo(fsm: FSM) -> None
     assert await fsm.handle(None, count, key=KEY, update_id="y" * 3000) == len(ids) + 1
 
 
-async def test_a_long_id_that_is_stored_whole_is_recognised(fsm: FSM) -> None:
-    long = "x" * 3000
-    calls = [{"method": "sendMessage", "text": "first"}]
-    await fsm.prepare()
-    async with Slot(fsm.storage, "bot", KEY) as slot:
-        await slot.commit(force=True, memo=[f" 'other '{long} ", calls])
-    with pytest.raises(DuplicateUpdate) as caught:
-        async with fsm.conversation(key=KEY, update_id=long):
-            pass
-    assert caught.value.calls == calls
-    assert await fsm.handle(None, register, key=KEY, update_id="new") == "started"
-    assert await fsm.handle(None, register, key=KEY, update_id=long) is None
-
-
 async def test_a_memo_that_is_larger_than_the_limit_forgets_its_oldest_updates(make_fsm: Make) -> None:
     fsm = FSM("small", storage=make_fsm().storage, flows=[Form])
     await fsm.prepare()

@@ -27,7 +27,7 @@ from stepwell.errors import (
     UnknownRun,
     Unstorable,
 )
-from stepwell.nodes import Node, NodeFlow, linear, parallel, step
+from stepwell.nodes import Node, NodeFlow, Wait, linear, parallel, step
 from stepwell.nodes.engine import lease
 from stepwell.record import RUNS
 from stepwell.storage import Apply, Claim, Get, Release
@@ -714,13 +714,10 @@ async def test_fields_are_merged_that_were_written_before_mail_was_read(storage:
             # The runner reads its mail in the background.
             await asyncio.sleep(0.1)
 
-    flow = linear(
-        Signalling(storage, "a", {"price": 2}),
-        Seeing(name="b"),
-        Signalling(storage, "c", {"price": 3}),
-        storage=storage,
-        keep=True,
-    )
+    first = Signalling(storage, "a", {"price": 2})
+    # Signals are refused unless a node waits for them.
+    first.next(Wait("unpaid", signal="paid"), "unpaid")
+    flow = linear(first, Seeing(name="b"), Signalling(storage, "c", {"price": 3}), storage=storage, keep=True)
     final = await stored_and_returned(flow, storage, price=1)
     assert final == {"price": 3, "seen": [("a", 1), ("b", 2), ("c", 2)]}
 

@@ -10,6 +10,7 @@ import pytest
 from stepwell.nodes import BatchNode, Node, NodeFlow, linear
 from stepwell.nodes.engine.error_text import MESSAGE, TRACEBACK, message_of, traceback_of
 from stepwell.nodes.engine.monitor import RunError
+from stepwell.nodes.engine.run_format import set_table, table_of
 from stepwell.record import RUNS
 from stepwell.slot import Slot
 from stepwell.storage import MemoryStorage, Storage
@@ -80,9 +81,9 @@ async def test_the_errors_of_older_records_are_read(storage: Storage) -> None:
     flow = linear(Fails(name="a"), storage=storage)
     await kept(flow)
     async with Slot(storage, RUNS, "r") as slot:
-        table = dict(slot.place.stack[0])
+        table = table_of(slot.head, slot.address) or {}
         table["errors"] = [row[:4] for row in table["errors"]]
-        slot.place = slot.place._replace(stack=(table,))
+        set_table(slot, table)
         await slot.commit()
     old = (await flow.status("r")).errors[0]
     assert (old.message, old.traceback, old.attempt) == ("no luck", "", 1)

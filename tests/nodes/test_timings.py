@@ -9,6 +9,7 @@ import pytest
 
 from stepwell.nodes import BatchNode, Node, NodeFlow, Parked, Wait, parallel
 from stepwell.nodes.engine.monitor import CompletedNode
+from stepwell.nodes.engine.run_format import set_table, table_of
 from stepwell.record import RUNS
 from stepwell.slot import Slot
 from stepwell.storage import Storage
@@ -104,8 +105,9 @@ async def test_a_run_without_times_is_read_and_continued(storage: Storage) -> No
     # Damaged, and in a form that is not known.
     for times in ({}, {"times": "soon"}):
         async with Slot(storage, RUNS, "one") as slot:
-            table = {name: value for name, value in slot.place.stack[0].items() if name != "times"}
-            slot.place = slot.place._replace(stack=({**table, **times},))
+            table = table_of(slot.head, slot.address) or {}
+            table.pop("times", None)
+            set_table(slot, {**table, **times})
             await slot.commit()
         run = await flow.status("one", storage=storage)
         assert run.completed == (CompletedNode("first"),)

@@ -172,7 +172,7 @@ async def test_a_cancelled_call_leaves_no_answer_for_the_next(proxy: Proxy) -> N
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             (found,) = await storage.run([Get(storage.address(BOT, 2))])
-            assert storage.seal(storage.address(BOT, 2)).open_head(found.head)[1] == "two"
+            assert storage.seal(storage.address(BOT, 2)).open_head(found.head).place.state == "two"
 
 
 async def test_the_journal_of_a_lane_lives_as_long_as_the_lane_counts_on(own_server: RedisServer) -> None:

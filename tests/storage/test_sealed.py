@@ -357,7 +357,7 @@ async def test_listeners_of_expired_records_get_plaintext(clock: Clock) -> None:
     async with sealed(MemoryStorage(clock=clock, sweep_every=0.001)) as storage:
 
         async def listener(address: Any, head: str | None) -> None:
-            seen.append(storage.seal(address).open_head(head).state)
+            seen.append(storage.seal(address).open_head(head).place.state)
             done.set()
 
         done = asyncio.Event()

@@ -10,9 +10,13 @@ import msgspec
 
 __all__ = [
     "MalformedJSON",
+    "Raw",
+    "Struct",
     "WrongType",
     "convert",
+    "decoder",
     "from_json",
+    "replaced",
     "set_field",
     "struct_defaults",
     "texts_to_json",
@@ -37,8 +41,19 @@ to_msgpack: Callable[[Any], bytes] = msgspec.msgpack.Encoder(enc_hook=_plain).en
 convert: Callable[..., Any] = msgspec.convert
 #: Sets a field of a Struct, frozen or not.
 set_field: Callable[[Any, str, Any], None] = msgspec.structs.force_setattr
+#: A class with declared fields, and a value in it that stays JSON.
+Struct = msgspec.Struct
+Raw = msgspec.Raw
+#: Returns a Struct with some fields replaced.
+replaced: Callable[..., Any] = msgspec.structs.replace
 MalformedJSON = msgspec.DecodeError
 WrongType = msgspec.ValidationError
+
+
+def decoder(kind: Any) -> Callable[[str | bytes], Any]:
+    """Return a function that decodes JSON as one type. It raises ``MalformedJSON``, or ``WrongType``, a subclass."""
+    decode: Callable[[str | bytes], Any] = msgspec.json.Decoder(kind).decode
+    return decode
 
 
 def struct_defaults(kind: type) -> dict[str, Callable[[], Any]]:

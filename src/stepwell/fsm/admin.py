@@ -16,7 +16,8 @@ from stepwell.fsm import keys
 from stepwell.fsm.base import Machine
 from stepwell.fsm.description import name_of
 from stepwell.fsm.duplicates import HandledUpdates, token_of
-from stepwell.fsm.expiry import deadline_of, is_over
+from stepwell.fsm.expiry import is_over
+from stepwell.fsm.extension import end, extension_of, keep
 from stepwell.log.names import log_tag
 from stepwell.record import LOGS, Address
 from stepwell.slot import Slot
@@ -107,9 +108,9 @@ async def move_chat(fsm: Machine, old: int, new: int) -> int:
                 continue
             async with Slot(fsm.storage, fsm.bot, target, wait=fsm.wait, lease=fsm.lease) as slot:
                 await _take_over(source, slot, old, new)
-            source.delete()
+            end(source)
             # Entries of expired conversations stay at the old key until they are handed over.
-            await source.commit(deadline=0.0)
+            await source.commit()
             count += 1
     return count
 
@@ -122,21 +123,20 @@ async def _take_over(source: Slot, slot: Slot, old: int, new: int) -> None:
         # The caller deletes the source next, perhaps on another server.
         await slot.confirm()
         return
-    where = source.place.where
-    slot.place = source.place._replace(
-        expired=slot.place.expired + source.place.expired,
-        outbox=slot.place.outbox + source.place.outbox,
+    there, taken = extension_of(slot), extension_of(source)
+    where = taken.where
+    slot.place, slot.timers, slot.extension = source.place, source.timers, source.extension
+    keep(
+        slot,
+        expired=there.expired + taken.expired,
+        outbox=there.outbox + taken.outbox,
         where=(new, *where[1:]) if where[:1] == (old,) else where,
     )
     slot.data = {**source.data, **slot.data}
-    deadline = None if source.deadline is None else max(source.deadline - source.now, 0.0)
-    if slot.place.expired or slot.place.outbox:
-        deadline = deadline_of(slot)
     await slot.commit(
         force=True,
         memo=handled.merged(HandledUpdates(source), mark),
         tags=tuple(f"chat:{new}" if tag == f"chat:{old}" else tag for tag in source.tags),
-        deadline=deadline,
         expiry=None if source.expires_at is None else max(source.expires_at - source.now, 1.0),
     )
-    source.place = source.place._replace(expired=(), outbox=())
+    keep(source, expired=(), outbox=())

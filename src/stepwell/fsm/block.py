@@ -25,6 +25,7 @@ class NoRecord:
     __slots__ = ("data", "key_given")
 
     place = NOWHERE
+    extension = ""
 
     def __init__(self, *, key_given: bool) -> None:
         #: ``key=None`` was passed, and no key strategy was called.

@@ -7,6 +7,7 @@ from typing import Any
 from stepwell.errors import ContextClosed, InvalidOption, UsageError
 from stepwell.fsm import keys
 from stepwell.fsm.block import CLOSED, Block
+from stepwell.fsm.extension import extension_of
 from stepwell.fsm.framework_objects import PLAIN, as_plain
 from stepwell.fsm.parameters import PARAMETERS, check_parameters
 
@@ -33,7 +34,7 @@ class Calls(Block):
             where = keys.answer_to(update)
         else:
             # A timer, or a conversation with key=.
-            where = self._record.place.where or keys.answer_to_key(self._fsm.key, self.key)
+            where = extension_of(self._record).where or keys.answer_to_key(self._fsm.key, self.key)
         if not where:
             raise UsageError("this update has no chat to answer in; use call('sendMessage', chat_id=...)")
         if not isinstance(text, str):

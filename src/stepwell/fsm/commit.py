@@ -14,7 +14,9 @@ from stepwell.fsm.block import Block
 from stepwell.fsm.description import FlowDescription
 from stepwell.fsm.events import Committed, StateEntered, emit, subscribers
 from stepwell.fsm.expiry import schedule
-from stepwell.record import KEEP, NOWHERE, Keep
+from stepwell.fsm.extension import EXPIRY, TIMEOUT, end, extension_of, set_timer
+from stepwell.fsm.extension import keep as keep_beside
+from stepwell.record import KEEP, NO_HEAD, Keep
 from stepwell.slot import Changes, Slot
 
 __all__ = ["run_hooks", "write"]
@@ -57,8 +59,8 @@ async def write(
     """
     if ctx._profile is not None:
         _write_profile(fsm, ctx._profile, slot)
-    place = slot.place
-    if force and not slot.found and place == NOWHERE and not slot.data:
+    place, kept = slot.place, extension_of(slot)
+    if force and not slot.found and slot.head == NO_HEAD and not slot.data:
         return await _write_memo(fsm, ctx, slot, memo)
     flow = None if place.flow is None else fsm.flows.get(place.flow)
     changes: Changes | None = None
@@ -66,28 +68,28 @@ async def write(
         # Fields that were changed in place are checked like the fields given to update_data.
         changes = await slot.changes()
         typed.check_fields(flow.name, flow.data, slot.changed_data(changes))
-    deadline: float | Keep | None = KEEP
     if ctx.entered:
         timeout = None if flow is None or place.state is None else flow.timeouts.get(place.state)
-        deadline = None if timeout is None else timeout.seconds
-        if timeout is not None or place.where:
-            slot.place = place._replace(where=() if timeout is None else _where(fsm, ctx, slot))
+        if timeout is not None or kept.where:
+            keep_beside(slot, where=() if timeout is None else _where(fsm, ctx, slot))
         # Entering the same state again is a change too: its timeout restarts.
+        set_timer(slot, TIMEOUT, None if timeout is None else slot.time() + timeout.seconds)
         force = True
     elif deadline_passed:
-        deadline, force = None, True
+        set_timer(slot, TIMEOUT, None)
+        force = True
     elif flow is not None and flow.idle and place.state in flow.idle and ctx.update.raw is not None:
-        deadline, force = flow.timeouts[place.state].seconds, True
+        set_timer(slot, TIMEOUT, slot.time() + flow.timeouts[place.state].seconds)
+        force = True
     expiry = _expiry(fsm, ctx, slot, flow) if fsm.expires else KEEP
-    scheduled = fsm.hands_over or place.times or place.expired or place.outbox or (place.profile and fsm.expires)
+    scheduled = fsm.hands_over or kept.own_expiry or kept.expired or kept.outbox or (kept.profile and fsm.expires)
     if scheduled and not slot.deletes and (force or slot.changed):
-        deadline, expiry = schedule(slot, deadline, expiry)
+        expiry = schedule(slot, expiry)
     written = await slot.commit(
         keep=keep,
         memo=memo,
         # The tags of a key never change.
         tags=KEEP if slot.tags else _tags(fsm, ctx),
-        deadline=deadline,
         expiry=expiry,
         force=force,
         changes=changes,
@@ -123,12 +125,12 @@ def _write_profile(fsm: Machine, profile: dict[Any, Any], slot: Slot) -> None:
     """Put a changed profile into the head."""
     text = values.encode(profile, fsm.storage.limits, "$profile").decode() if profile else ""
     place = slot.place
-    if text != place.profile:
+    if text != extension_of(slot).profile:
         if fsm.profile is not None:
             typed.check_fields("profile", fsm.profile, profile)
-        slot.place = place._replace(profile=text)
+        keep_beside(slot, profile=text)
         if not text and place.flow is None and place.state is None and not slot.data:
-            slot.delete()
+            end(slot)
 
 
 def _emit(fsm: Machine, ctx: Block, slot: Slot) -> None:
@@ -141,7 +143,10 @@ def _emit(fsm: Machine, ctx: Block, slot: Slot) -> None:
 
 def _expiry(fsm: Machine, ctx: Block, slot: Slot, flow: FlowDescription | None) -> float | Keep | None:
     ttl = flow.ttl if flow is not None and flow.ttl is not None else fsm.ttl
-    if fsm.sliding or ctx.began or not slot.found or (slot.place.expired and not any(slot.place.times)):
+    if fsm.sliding or ctx.began or not slot.found:
+        return ttl
+    if extension_of(slot).expired and EXPIRY not in slot.timers:
+        # A conversation that has begun behind an expired one.
         return ttl
     return KEEP
 
@@ -150,7 +155,7 @@ def _where(fsm: Machine, ctx: Block, slot: Slot) -> tuple[Any, ...]:
     """Return the chat that a timer answers in: the chat of the update, or empty if the key has it."""
     where = () if ctx.update.raw is None else keys.answer_to(ctx.update)
     if not where:
-        return slot.place.where
+        return extension_of(slot).where
     return () if where == keys.answer_to_key(fsm.key, ctx.key) else where
 
 

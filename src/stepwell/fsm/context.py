@@ -10,6 +10,7 @@ from stepwell.fsm import typed
 from stepwell.fsm.block import NoRecord
 from stepwell.fsm.calls import Calls
 from stepwell.fsm.commit import write
+from stepwell.fsm.extension import extension_of
 from stepwell.fsm.missing_names import missing_name
 from stepwell.fsm.moves import Moves, check_mapping
 
@@ -65,7 +66,7 @@ class Context(Moves, Calls, Generic[Data]):
         ``start_flow``, ``clear_flow`` and the expiry of a conversation leave it; ``fsm.forget`` deletes it.
         """
         if self._profile is None:
-            stored = self._record.place.profile
+            stored = extension_of(self._record).profile
             self._profile = values.decode(stored) if stored else {}
         return self._profile
 

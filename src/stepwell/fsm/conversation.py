@@ -29,6 +29,7 @@ from stepwell.fsm.events import (
     subscribers,
 )
 from stepwell.fsm.expiry import is_expired, retire
+from stepwell.fsm.extension import end
 from stepwell.fsm.migration import catch_up, is_declared
 from stepwell.fsm.refusals import Origin
 from stepwell.fsm.timers import is_timed_out, time_out
@@ -144,11 +145,11 @@ class Conversation:
                 if self._handled.has(self._token):
                     await self._repeat(ctx, slot, self._handled)
             if not ctx.duplicate:
-                if slot.place.times and is_expired(slot):
+                if slot.timers and is_expired(slot):
                     await retire(fsm, slot)
                 if slot.place.flow is not None:
                     declared = catch_up(fsm.flows, slot)
-                    if not declared or ((slot.place.times or slot.deadline is not None) and is_timed_out(slot)):
+                    if not declared or (slot.timers and is_timed_out(slot)):
                         await self._apply_overdue(ctx, slot)
         except BaseException as error:
             if not isinstance(error, DuplicateUpdate):
@@ -286,7 +287,7 @@ class Conversation:
         fsm = self._fsm
         if not is_declared(fsm.flows, slot):
             if await fsm.unknown_state.resolve(ctx, slot.flow, slot.state) == "reset":
-                slot.delete()
+                end(slot)
         elif is_timed_out(slot):
             try:
                 unsent = await time_out(fsm, slot)

@@ -10,6 +10,7 @@ time from which another worker may do so, in case this worker dies.
 from __future__ import annotations
 
 import logging
+from math import inf
 from time import monotonic, time
 from typing import Any, NamedTuple
 
@@ -18,14 +19,14 @@ from stepwell.codec import decode_key
 from stepwell.errors import StoredDataError
 from stepwell.fsm.base import Machine
 from stepwell.fsm.events import ConversationExpired, emit, subscribers
-from stepwell.record import DAY, KEEP, Address, Keep
+from stepwell.fsm.extension import EXPIRY, HAND_OVER, end, extension_of, keep, opened_extension, set_timer
+from stepwell.record import DAY, KEEP, NOWHERE, Address, Keep
 from stepwell.slot import Slot
 from stepwell.storage import Entry
 
 __all__ = [
     "GRACE",
     "Expired",
-    "deadline_of",
     "hand_over",
     "hand_over_swept",
     "is_expired",
@@ -64,65 +65,47 @@ class Expired(NamedTuple):
 
 def is_expired(slot: Slot) -> bool:
     """Return whether the conversation of a held record has expired and is not an entry yet."""
-    times = slot.place.times
-    expires_at = times[0] if times else None
+    expires_at = slot.timers.get(EXPIRY)
     return expires_at is not None and expires_at <= slot.now
 
 
 def is_waiting(slot: Slot) -> bool:
     """Return whether a held record has an entry to hand over now."""
-    return any(entry[3] <= slot.now for entry in slot.place.expired)
+    return slot.timers.get(HAND_OVER, inf) <= slot.now
 
 
 def is_over(entry: Entry, now: float) -> bool:
     """Return whether a listed record has expired, or has nothing but expired conversations and unsent calls."""
     try:
-        place = entry.place
-        if (place.expired or place.outbox) and place.flow is None and place.state is None:
+        head = entry.head
+        kept = opened_extension(head.extension, entry.address)
+        if (kept.expired or kept.outbox) and head.place.flow is None and head.place.state is None:
             return not entry.state.data
     except StoredDataError:
         # The caller gets the same error when it reads the state.
         return False
-    expires_at = place.times[0] if place.times else None
-    return expires_at is not None and expires_at <= now
+    return head.timers.get(EXPIRY, inf) <= now
 
 
-def schedule(
-    slot: Slot, deadline: float | Keep | None, expiry: float | Keep | None
-) -> tuple[float | None, float | None]:
-    """Store timeout and expiry in the head. Return the deadline and the expiry to give to the storage.
+def schedule(slot: Slot, expiry: float | Keep | None) -> float | None:
+    """Keep the time of expiry in a timer if the storage must keep the record longer. Return the storage's expiry.
 
-    All are seconds from now; ``KEEP`` leaves a value unchanged.
+    Both are seconds from now; ``KEEP`` leaves the time unchanged.
     """
-    now, place = slot.now, slot.place
-    expires_at: float | None = None
-    timeout_at: float | None = None
-    if place.times:
-        expires_at, timeout_at = place.times
-    elif not place.expired and not slot.deleted:
-        expires_at, timeout_at = slot.expires_at, slot.deadline
-    if deadline is not KEEP:
-        timeout_at = None if deadline is None else float(now + deadline)
+    now, kept = slot.time(), extension_of(slot)
     if expiry is not KEEP:
-        expires_at = None if expiry is None else float(now + expiry)
-    expired = tuple(entry for entry in place.expired if entry[0] > now - GRACE)
-    kept = expired or place.outbox or place.profile
-    times = () if expires_at is None and not kept else (expires_at, timeout_at)
-    slot.place = place._replace(times=times, expired=expired)
-    if not times:
-        return (None if timeout_at is None else max(timeout_at - now, 0.0)), None
-    if place.profile or (expires_at is None and (place.flow is not None or place.state is not None or slot.data)):
-        return deadline_of(slot), None
-    return deadline_of(slot), GRACE + max((expires_at or now) - now, 0.0)
-
-
-def deadline_of(slot: Slot) -> float | None:
-    """Return the seconds to the next time in the head: expiry, timeout, hand-over of an entry, or unsent calls."""
-    place = slot.place
-    # Calls are sent in order, so only the first entry of the outbox has a time.
-    waiting = [*[entry[3] for entry in place.expired], *[entry[0] for entry in place.outbox[:1]]]
-    due = [at for at in (*place.times, *waiting) if at is not None]
-    return max(min(due) - slot.now, 0.0) if due else None
+        expires_at = None if expiry is None else now + expiry
+    elif kept.own_expiry:
+        expires_at = slot.timers.get(EXPIRY)
+    else:
+        expires_at = None if kept.expired or slot.deleted else slot.expires_at
+    expired = tuple(entry for entry in kept.expired if entry[0] > now - GRACE)
+    own = expires_at is not None or bool(expired or kept.outbox or kept.profile)
+    keep(slot, expired=expired, own_expiry=own)
+    set_timer(slot, EXPIRY, expires_at)
+    if not own or kept.profile or (expires_at is None and (slot.place != NOWHERE or slot.data)):
+        return None
+    return GRACE + max((expires_at or now) - now, 0.0)
 
 
 async def retire(fsm: Machine, slot: Slot) -> None:
@@ -130,24 +113,24 @@ async def retire(fsm: Machine, slot: Slot) -> None:
 
     A machine without ``on_expired`` only deletes the conversation if the record has a profile, which outlives it.
     """
-    if fsm.on_expired is None and slot.place.profile:
-        slot.delete()
+    if fsm.on_expired is None and extension_of(slot).profile:
+        end(slot)
     else:
         _make_entry(slot)
-    await slot.commit(keep=True, deadline=deadline_of(slot), expiry=None if slot.place.profile else GRACE)
+    await slot.commit(keep=True, expiry=None if extension_of(slot).profile else GRACE)
 
 
 def _make_entry(slot: Slot) -> None:
     place = slot.place
-    entries = (*place.expired, (place.times[0], place.flow, place.state, float(slot.now)))
+    entries = (*extension_of(slot).expired, (slot.timers[EXPIRY], place.flow, place.state, float(slot.now)))
     if len(entries) > MOST_ENTRIES:
         logger.warning(
             "%s has more than %d expired conversations that no worker has passed to on_expired; the oldest is dropped",
             slot.address.text,
             MOST_ENTRIES,
         )
-    slot.delete()
-    slot.place = slot.place._replace(expired=entries[-MOST_ENTRIES:])
+    end(slot)
+    keep(slot, expired=entries[-MOST_ENTRIES:])
 
 
 async def take(slot: Slot) -> tuple[Any, ...]:
@@ -155,11 +138,11 @@ async def take(slot: Slot) -> tuple[Any, ...]:
     if is_expired(slot):
         _make_entry(slot)
     now = slot.now
-    expired = slot.place.expired
-    taken = {entry: (*entry[:3], now + RETRY) for entry in expired if entry[3] <= now}
-    slot.place = slot.place._replace(expired=tuple(taken.get(entry, entry) for entry in expired))
-    expiry = GRACE if slot.deleted and not slot.place.profile else KEEP
-    await slot.commit(keep=True, deadline=deadline_of(slot), expiry=expiry)
+    kept = extension_of(slot)
+    taken = {entry: (*entry[:3], now + RETRY) for entry in kept.expired if entry[3] <= now}
+    keep(slot, expired=tuple(taken.get(entry, entry) for entry in kept.expired))
+    expiry = GRACE if slot.deleted and not kept.profile else KEEP
+    await slot.commit(keep=True, expiry=expiry)
     return tuple(taken.values())
 
 
@@ -168,27 +151,25 @@ async def hand_over(fsm: Machine, key: Any, entries: tuple[Any, ...]) -> None:
     for _, flow, state, _ in entries:
         await _notify(fsm, Expired(key, flow, state))
     async with Slot(fsm.storage, fsm.bot, key, wait=fsm.wait, lease=fsm.lease) as slot:
-        place = slot.place
-        if not place.expired:
+        kept = extension_of(slot)
+        if not kept.expired:
             return
-        left = tuple(entry for entry in place.expired if entry not in entries)
-        slot.place = place._replace(expired=left)
-        if not left and place.flow is None and place.state is None and not slot.data:
-            slot.delete()
-        # schedule() reads the times from the storage unless the head has some.
-        slot.place = slot.place._replace(times=slot.place.times or (None, None))
-        deadline, expiry = schedule(slot, KEEP, KEEP)
-        await slot.commit(deadline=deadline, expiry=expiry)
+        left = tuple(entry for entry in kept.expired if entry not in entries)
+        keep(slot, expired=left, own_expiry=True)
+        if not left and slot.place == NOWHERE and not slot.data:
+            end(slot)
+        await slot.commit(expiry=schedule(slot, KEEP))
 
 
 async def hand_over_swept(fsm: Machine, address: Address, head: str | None) -> None:
     """Call ``on_expired`` for a record that the storage has removed."""
     if fsm.on_expired is None and not fsm.subscribers and not subscribers:
         return
-    place, key = fsm.storage.seal(address).open_head(head), decode_key(address.key)
-    for _, flow, state, _ in place.expired:
+    opened, key = fsm.storage.seal(address).open_head(head), decode_key(address.key)
+    place, expired = opened.place, opened_extension(opened.extension, address).expired
+    for _, flow, state, _ in expired:
         await _notify(fsm, Expired(key, flow, state))
-    if place.flow is not None or not place.expired:
+    if place.flow is not None or not expired:
         await _notify(fsm, Expired(key, place.flow, place.state))
 
 

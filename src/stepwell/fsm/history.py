@@ -1,4 +1,4 @@
-"""The times in ``Place.entered_at``: when the present state and the states of the history were entered.
+"""The times in ``Extension.entered_at``: when the present state and the states of the history were entered.
 
 They are one text, newest first: the time in whole seconds since 1970, then the seconds back to each earlier one. Adding
 a time is a text operation that costs the same for 1 and for 16 states.

@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 
 from stepwell._secrets import quoted
 from stepwell.codec import values
+from stepwell.codec.json import Raw
 from stepwell.errors import EncodeError, FieldError, MigrationError, StepwellError
 from stepwell.fsm.base import Machine
 from stepwell.fsm.description import FlowDescription
+from stepwell.fsm.extension import Waiting, extension_of, keep
 from stepwell.fsm.typed import check_fields
 from stepwell.record import Place
 from stepwell.slot import Slot
@@ -57,7 +59,7 @@ def migrated(flow: FlowDescription, revision: int, state: str | None, data: dict
 
 def is_declared(flows: Mapping[str, FlowDescription], slot: Slot) -> bool:
     """Return whether the flow and state of a held record are declared in this release."""
-    name, state, *_ = slot.place
+    name, state, _ = slot.place
     flow = None if name is None else flows.get(name)
     return flow is not None and (state is None or flow.declares(state))
 
@@ -67,9 +69,9 @@ def catch_up(flows: Mapping[str, FlowDescription], slot: Slot) -> bool:
 
     A record that cannot be migrated is unchanged.
     """
-    name, state, revision, _, stack, *_ = slot.place
+    name, state, revision = slot.place
     flow = None if name is None else flows.get(name)
-    if flow is not None and revision == flow.revision and not stack and state in flow.states:
+    if flow is not None and revision == flow.revision and state in flow.states and not extension_of(slot).stack:
         # Fast path: the record is up to date.
         return True
     try:
@@ -81,20 +83,29 @@ def catch_up(flows: Mapping[str, FlowDescription], slot: Slot) -> bool:
 
 def migrate_slot(flows: Mapping[str, FlowDescription], slot: Slot) -> bool:
     """Migrate a held record, with the outer flows on its stack, in memory. Return whether anything was old."""
-    place, data, outdated = _present(flows, slot.place, slot.copy_of_data)
+    kept, depth = extension_of(slot), slot.storage.limits.depth
+    place, history, data = _present(flows, slot.place, kept.history, slot.copy_of_data)
+    outdated = place != slot.place
     if data is not None:
         _check_storable(slot, slot.place, data)
     stack = []
-    for flow, state, revision, history, waiting_data, into in slot.place.stack:
-        waiting = Place(flow, state, revision, tuple(history))
-        found, found_data, is_outdated = _present(flows, waiting, partial(copy.deepcopy, waiting_data))
-        if is_outdated and found_data is not None:
-            _check_storable(slot, waiting, found_data)
-        outdated = outdated or is_outdated
-        kept = found_data if is_outdated else waiting_data
-        stack.append([found.flow, found.state, found.revision, list(found.history), kept, into])
+    for waiting in kept.stack:
+        waiting_data, into = values.decode(bytes(waiting.kept).decode(), depth)
+        found, its_history, found_data = _present(
+            flows, waiting.place, waiting.history, partial(copy.deepcopy, waiting_data)
+        )
+        if found_data is not None:
+            _check_storable(slot, waiting.place, found_data)
+            waiting_data = found_data
+        outdated = outdated or found != waiting.place
+        encoded = Raw(values.encode([waiting_data, into], slot.storage.limits))
+        stack.append(Waiting(found.flow, found.state, found.revision, its_history, encoded))
     if outdated:
-        slot.place = place._replace(stack=tuple(stack))
+        # Without some of its states, the times of the history would be those of others.
+        same = len(history) == len(kept.history)
+        entered_at = kept.entered_at if same else kept.entered_at.partition(" ")[0]
+        slot.place = place
+        keep(slot, history=history, entered_at=entered_at, stack=tuple(stack))
         if data is not None:
             slot.data = data
     return outdated
@@ -111,29 +122,26 @@ def _check_storable(slot: Slot, place: Place, data: dict[Any, Any]) -> None:
 
 
 def _present(
-    flows: Mapping[str, FlowDescription], place: Place, copy_of_data: Callable[[], dict[Any, Any]]
-) -> tuple[Place, dict[Any, Any] | None, bool]:
-    """Return a place and its data in the present revision, and whether it was old; ``None`` for unchanged data."""
+    flows: Mapping[str, FlowDescription],
+    place: Place,
+    history: tuple[str, ...],
+    copy_of_data: Callable[[], dict[Any, Any]],
+) -> tuple[Place, tuple[str, ...], dict[Any, Any] | None]:
+    """Return a place, its history and its data in the present revision; ``None`` for unchanged data."""
     flow = None if place.flow is None else flows.get(place.flow)
     if flow is None:
-        return place, None, False
+        return place, history, None
     revision = place.revision or 1
     if revision < flow.revision:
         # migrate() gets copies, so that an error in it leaves the record unchanged.
         state, data = migrated(flow, revision, place.state, copy_of_data())
-        history = _states_after(flow, revision, place.history, copy_of_data)
-        # Without some of its states, the times of the history would be those of others.
-        same = len(history) == len(place.history)
-        entered_at = place.entered_at if same else place.entered_at.partition(" ")[0]
-        present = place._replace(state=state, revision=flow.revision, history=history, entered_at=entered_at)
-        return present, data, True
+        states = _states_after(flow, revision, history, copy_of_data)
+        return Place(place.flow, state, flow.revision), states, data
     if place.state is None or flow.declares(place.state) or revision == 1:
-        return place, None, False
+        return place, history, None
     # An earlier release moved the migrated record: its data is up to date, but its state is not.
     states = _states_after(flow, revision - 1, (place.state,), copy_of_data)
-    if not states or states[0] == place.state:
-        return place, None, False
-    return place._replace(state=states[0]), None, True
+    return place._replace(state=states[0] if states else place.state), history, None
 
 
 def _states_after(

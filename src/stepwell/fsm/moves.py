@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
 from stepwell._secrets import quoted
+from stepwell.codec import values
+from stepwell.codec.json import Raw
 from stepwell.errors import InvalidOption, TransitionError, UsageError
 from stepwell.fsm import typed
 from stepwell.fsm.block import Block, NoRecord
 from stepwell.fsm.description import FlowDescription
+from stepwell.fsm.extension import Waiting, end, extension_of, keep
 from stepwell.fsm.history import HISTORY, entry_times, packed_times, with_entry
 from stepwell.record import Place
 
@@ -50,8 +52,8 @@ class Moves(Block):
         if active is not None and active.name != description.name:
             return self._invalid(active.name, active.name, description.name, starting=True)
         self.began = True
-        stack = self._record.place.stack if active is not None else ()
-        self._enter(description.name, first, description.revision, (), stack)
+        stack = extension_of(self._record).stack if active is not None else ()
+        self._enter(description.name, first, description.revision, stack=stack)
         self._record.data = {}
         return True
 
@@ -59,7 +61,7 @@ class Moves(Block):
         """Move to a state that the active flow declares as next."""
         if self._refuses():
             return False
-        name, state, revision, history, stack, *_, entered_at = self._record.place
+        name, state, revision = self._record.place
         flow = None if name is None else self._fsm.flows.get(name)
         if flow is None:
             _check_state("transition", to)
@@ -68,9 +70,7 @@ class Moves(Block):
             _check_state("transition", to)
             return self._invalid(name, state, str(to), allowed=flow.targets(state), problem=flow.problem_with(to))
         # A record of another revision keeps that revision until it is migrated.
-        history = history if state is None else (*history, state)[-HISTORY:]
-        entered_at = "" if state is None else entered_at
-        self._enter(name, to, revision or flow.revision, history, stack, entered_at=entered_at)
+        self._go_on(name, to, revision or flow.revision)
         return True
 
     def set_state(self, state: str | None, *, flow: object = None) -> Any:
@@ -89,10 +89,7 @@ class Moves(Block):
             to = None if state is None else str(state)
             return self._invalid(name, place.state, to, allowed=allowed, problem=problem)
         if description.name == place.flow:
-            revision = place.revision or description.revision
-            history = place.history if place.state is None else (*place.history, place.state)[-HISTORY:]
-            entered_at = "" if place.state is None else place.entered_at
-            self._enter(place.flow, state, revision, history, place.stack, entered_at=entered_at)
+            self._go_on(place.flow, state, place.revision or description.revision)
         else:
             self._enter(description.name, state, description.revision)
         return True
@@ -101,17 +98,17 @@ class Moves(Block):
         """Return to the previous state, declared as next or not. The data is kept."""
         if self._refuses():
             return False
-        place, flow = self._record.place, self._active()
+        place, flow, kept = self._record.place, self._active(), extension_of(self._record)
         # States that a later release removed are skipped.
-        times = entry_times(place.entered_at, len(place.history) + 1)
-        entries = () if flow is None else zip(place.history, times, strict=False)
+        times = entry_times(kept.entered_at, len(kept.history) + 1)
+        entries = () if flow is None else zip(kept.history, times, strict=False)
         declared = [(each, at) for each, at in entries if flow is not None and flow.declares(each)]
         if flow is None or not declared:
             return self._invalid(place.flow if flow else None, place.state, None)
         *before, (state, _) = declared
         history, entered_at = tuple(each for each, _ in before), packed_times([at for _, at in before])
         revision = place.revision or flow.revision
-        self._enter(place.flow, state, revision, history, place.stack, entered_at=entered_at)
+        self._enter(place.flow, state, revision, history, kept.stack, entered_at=entered_at)
         return True
 
     def push_flow(self, flow: object, data: Mapping[Any, Any] | None = None, *, into: str | None = None) -> Any:
@@ -127,14 +124,15 @@ class Moves(Block):
         if self._refuses():
             return False
         record, active = self._record, self._active()
-        place = record.place
+        place, kept = record.place, extension_of(record)
         if active is None:
             return self._invalid(None, place.state, inner.name)
-        if len(place.stack) >= NESTED:
+        if len(kept.stack) >= NESTED:
             raise UsageError(f"flows can be nested {NESTED} deep; end one with pop_flow() first")
         typed.check_fields(inner.name, inner.data, data or {})
-        waiting = [place.flow, place.state, place.revision, list(place.history), record.data, into]
-        self._enter(inner.name, first, inner.revision, (), (*place.stack, waiting))
+        data_and_into = values.encode([record.data, into], record.storage.limits)
+        waiting = Waiting(place.flow, place.state, place.revision, kept.history, Raw(data_and_into))
+        self._enter(inner.name, first, inner.revision, stack=(*kept.stack, waiting))
         record.data = dict(data or {})
         return True
 
@@ -142,14 +140,14 @@ class Moves(Block):
         """End the inner flow, and continue the outer flow in the state it was in."""
         if self._refuses():
             return False
-        place = self._record.place
-        if not place.stack:
+        place, stack = self._record.place, extension_of(self._record).stack
+        if not stack:
             problem = f"{quoted(place.flow)} is not an inner flow; pop_flow() ends a flow that push_flow() began"
             return self._invalid(place.flow, place.state, None, problem=problem if place.flow else None)
-        flow, state, revision, history, data, into = place.stack[-1]
-        self._enter(flow, state, revision, tuple(history), place.stack[:-1])
-        # A copy, because changes inside a loaded value are not noticed.
-        self._record.data = copy.deepcopy(data)
+        outer = stack[-1]
+        data, into = values.decode(bytes(outer.kept).decode(), self._record.storage.limits.depth)
+        self._enter(*outer.place, outer.history, stack[:-1])
+        self._record.data = data
         self.result = result
         if into is not None:
             self._check({into: result})
@@ -163,12 +161,21 @@ class Moves(Block):
         if not self._refuses():
             if self._record.place.flow is not None:
                 self._enter(None, None, None)
-            self._record.delete()
+            end(self._record)
 
     def _active(self) -> FlowDescription | None:
         """Return the active flow, or ``None`` if there is none or it is not declared here."""
         flow = self._record.place.flow
         return None if flow is None else self._fsm.flows.get(flow)
+
+    def _go_on(self, flow: str | None, state: str | None, revision: int | None) -> None:
+        """Enter another state of the active flow."""
+        kept, left = extension_of(self._record), self._record.place.state
+        if left is None:
+            self._enter(flow, state, revision, kept.history, kept.stack)
+        else:
+            history = (*kept.history, left)[-HISTORY:]
+            self._enter(flow, state, revision, history, kept.stack, entered_at=kept.entered_at)
 
     def _enter(
         self,
@@ -176,22 +183,21 @@ class Moves(Block):
         state: str | None,
         revision: int | None,
         history: tuple[str, ...] = (),
-        stack: tuple[Any, ...] = (),
+        stack: tuple[Waiting, ...] = (),
         *,
         entered_at: str = "",
     ) -> None:
         """Move; ``entered_at`` has the times of the states in ``history``, as far as they are known."""
         record = self._record
-        left_flow, left_state, _, _, _, where, times, expired, outbox, profile, _ = record.place
+        left_flow, left_state, _ = record.place
         if state is not None:
             # A declared state is a StateName, but the codec takes exact types only.
             state = str.__str__(state)
         self.moves.append((left_flow, left_state, flow, state))
         self.entered = True
         entered_at = "" if flow is None else with_entry(entered_at, record.now)
-        record.place = tuple.__new__(
-            Place, (flow, state, revision, history, stack, where, times, expired, outbox, profile, entered_at)
-        )
+        record.place = tuple.__new__(Place, (flow, state, revision))
+        keep(record, history=history, stack=stack, entered_at=entered_at)
 
     def _check(self, fields: Mapping[Any, Any]) -> None:
         flow = self._active()

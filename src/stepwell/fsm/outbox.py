@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from math import inf
 from typing import Any, NamedTuple, TypeAlias
 
 from stepwell import _portal
@@ -16,9 +17,10 @@ from stepwell._backoff import backoff
 from stepwell.codec import decode_key, values
 from stepwell.errors import AlreadyHeld, BotApiError, BotUnavailable, Conflict, EncodeError, StorageError, TooLarge
 from stepwell.fsm.base import Machine
-from stepwell.fsm.expiry import deadline_of, schedule
+from stepwell.fsm.expiry import schedule
+from stepwell.fsm.extension import EXPIRY, OUTBOX, end, extension_of, keep, set_timer
 from stepwell.fsm.refusals import Origin, report_refusal, sending
-from stepwell.record import KEEP
+from stepwell.record import KEEP, NOWHERE
 from stepwell.slot import Slot
 from stepwell.storage import Storage
 
@@ -41,8 +43,8 @@ class Unsent(NamedTuple):
 
     entry: Entry | None
     calls: list[dict[str, Any]]
-    #: The record had the times of its expiry and timeout in the head before this entry.
-    had_times: bool = False
+    #: The record had its time of expiry in a timer before this entry.
+    had_expiry: bool = False
 
 
 def add(fsm: Machine, slot: Slot, calls: list[dict[str, Any]] | None) -> Unsent | None:
@@ -63,9 +65,10 @@ def add(fsm: Machine, slot: Slot, calls: list[dict[str, Any]] | None) -> Unsent 
     except (EncodeError, TooLarge) as error:
         logger.warning("calls without an update are sent but not stored, so a crash loses them: %s", error)
         return Unsent(None, calls)
-    entry, earlier = (float(slot.now + RETRY), 0, text), slot.place.outbox
-    slot.place = slot.place._replace(outbox=(*earlier, entry))
-    return None if earlier else Unsent(entry, calls, bool(slot.place.times))
+    kept = extension_of(slot)
+    entry, earlier = (float(slot.time() + RETRY), 0, text), kept.outbox
+    keep(slot, outbox=(*earlier, entry))
+    return None if earlier else Unsent(entry, calls, kept.own_expiry)
 
 
 def _text_of(slot: Slot, calls: list[dict[str, Any]]) -> str:
@@ -81,21 +84,21 @@ def _text_of(slot: Slot, calls: list[dict[str, Any]]) -> str:
 
 def is_due(slot: Slot) -> bool:
     """Return whether a held record has calls that its worker did not send."""
-    return bool(slot.place.outbox) and slot.place.outbox[0][0] <= slot.now
+    return slot.timers.get(OUTBOX, inf) <= slot.now
 
 
 async def take(slot: Slot) -> Unsent:
     """Return the first calls of a held record, to be delivered. Other workers skip them for a while."""
     unsent = _take_first(slot)
-    await slot.commit(keep=True, deadline=deadline_of(slot))
+    await slot.commit(keep=True)
     return unsent
 
 
 def _take_first(slot: Slot) -> Unsent:
-    (_, attempts, text), *others = slot.place.outbox
+    (_, attempts, text), *others = extension_of(slot).outbox
     # The pause does not grow with attempts here: a worker that was killed says nothing about the next attempt.
-    entry = (float(slot.now + RETRY), attempts + 1, text)
-    slot.place = slot.place._replace(outbox=(entry, *others))
+    entry = (float(slot.time() + RETRY), attempts + 1, text)
+    keep(slot, outbox=(entry, *others))
     return Unsent(entry, values.decode(text, slot.storage.limits.depth))
 
 
@@ -154,11 +157,11 @@ async def _hand_back(fsm: Machine, key: Any, entry: Entry | None, left: list[dic
             asyncio.timeout(HAND_BACK_TIMEOUT),
             Slot(fsm.storage, fsm.bot, key, wait=fsm.wait, lease=fsm.lease) as slot,
         ):
-            outbox = slot.place.outbox
+            outbox = extension_of(slot).outbox
             if entry in outbox:
                 back = (float(slot.now), entry[1], _text_of(slot, left))
-                slot.place = slot.place._replace(outbox=tuple(back if each == entry else each for each in outbox))
-                await slot.commit(deadline=deadline_of(slot))
+                keep(slot, outbox=tuple(back if each == entry else each for each in outbox))
+                await slot.commit()
     except (Conflict, StorageError, AlreadyHeld, TimeoutError) as error:
         logger.warning("calls that were not sent will be sent in about a minute: %s", error)
 
@@ -170,7 +173,7 @@ async def deliver_held(fsm: Machine, slot: Slot, unsent: Unsent) -> None:
         left = list(following.calls)
         with sending(Origin(fsm, decode_key(slot.address.key), slot.address)):
             await _send(fsm, following.entry, left)
-        following = await _replace(fsm, slot, following, left, keep=True)
+        following = await _replace(fsm, slot, following, left, holds=True)
 
 
 async def _send(fsm: Machine, entry: Entry | None, calls: list[dict[str, Any]]) -> None:
@@ -205,31 +208,27 @@ async def _send(fsm: Machine, entry: Entry | None, calls: list[dict[str, Any]]) 
 
 
 async def _replace(
-    fsm: Machine, slot: Slot, unsent: Unsent, left: list[dict[str, Any]], *, keep: bool = False
+    fsm: Machine, slot: Slot, unsent: Unsent, left: list[dict[str, Any]], *, holds: bool = False
 ) -> Unsent | None:
     """Replace an entry with its unsent calls, or remove it if there are none, and write. Return the next calls."""
-    place, entry = slot.place, unsent.entry
-    if entry is None or entry not in place.outbox:
+    kept, entry = extension_of(slot), unsent.entry
+    if entry is None or entry not in kept.outbox:
         return None
-    still = (float(slot.now + backoff(entry[1], RETRY, LONGEST_PAUSE)), entry[1], _text_of(slot, left))
-    outbox = tuple(still if each == entry else each for each in place.outbox if left or each != entry)
-    slot.place = place._replace(outbox=outbox)
+    still = (float(slot.time() + backoff(entry[1], RETRY, LONGEST_PAUSE)), entry[1], _text_of(slot, left))
+    outbox = tuple(still if each == entry else each for each in kept.outbox if left or each != entry)
+    keep(slot, outbox=outbox, own_expiry=True)
     following = _take_first(slot) if outbox and not left else None
-    if not outbox and place.flow is None and place.state is None and not slot.data:
-        slot.delete()
-    expires_at = place.times[0] if place.times else None
-    if fsm.on_expired is None and expires_at is not None and not (unsent.had_times or outbox or place.expired):
+    if not outbox and slot.place == NOWHERE and not slot.data:
+        end(slot)
+    expires_at = slot.timers.get(EXPIRY)
+    if fsm.on_expired is None and expires_at is not None and not (unsent.had_expiry or outbox or kept.expired):
         # Only the outbox kept the record longer than its expiry.
         if expires_at <= slot.now:
-            slot.delete()
-        elif not place.profile and not slot.deleted:
-            timeout_at = place.times[1]
-            slot.place = slot.place._replace(times=())
-            deadline = None if timeout_at is None else max(timeout_at - slot.now, 0.0)
-            await slot.commit(keep=keep, deadline=deadline, expiry=expires_at - slot.now)
+            end(slot)
+        elif not kept.profile and not slot.deleted:
+            keep(slot, own_expiry=False)
+            set_timer(slot, EXPIRY, None)
+            await slot.commit(keep=holds, expiry=expires_at - slot.time())
             return None
-    # schedule() reads the times from the storage unless the head has some.
-    slot.place = slot.place._replace(times=slot.place.times or (None, None))
-    deadline, expiry = schedule(slot, KEEP, KEEP)
-    await slot.commit(keep=keep, deadline=deadline, expiry=expiry)
+    await slot.commit(keep=holds, expiry=schedule(slot, KEEP))
     return following

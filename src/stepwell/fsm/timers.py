@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from math import inf
 from time import monotonic, time
 from typing import Any
 
@@ -22,6 +23,7 @@ from stepwell.fsm.block import CLOSED
 from stepwell.fsm.commit import run_hooks, write
 from stepwell.fsm.context import Context
 from stepwell.fsm.events import TimerFired, emit, subscribers
+from stepwell.fsm.extension import TIMEOUT, extension_of
 from stepwell.fsm.migration import catch_up
 from stepwell.fsm.update import Update
 from stepwell.record import Address
@@ -46,12 +48,7 @@ def is_due(slot: Slot) -> bool:
 
 def is_timed_out(slot: Slot) -> bool:
     """Return whether the state of a held record has timed out."""
-    timeout_at = _timeout_at(slot)
-    return timeout_at is not None and timeout_at <= slot.now
-
-
-def _timeout_at(slot: Slot) -> float | None:
-    return slot.place.times[1] if slot.place.times else slot.deadline
+    return slot.timers.get(TIMEOUT, inf) <= slot.now
 
 
 async def time_out(fsm: Machine, slot: Slot) -> outbox.Unsent | None:
@@ -62,7 +59,7 @@ async def time_out(fsm: Machine, slot: Slot) -> outbox.Unsent | None:
     flow = None if slot.flow is None else fsm.flows.get(slot.flow)
     timeout = None if flow is None or slot.state is None else flow.timeouts.get(slot.state)
     key, left = decode_key(slot.address.key), slot.place
-    late = max(0.0, slot.now - (_timeout_at(slot) or slot.now))
+    late = max(0.0, slot.now - slot.timers.get(TIMEOUT, slot.now))
     ctx: Context = Context(fsm, Update.of(None), key, slot, collects=True)
     failure: BaseException | None = None
     try:
@@ -163,7 +160,7 @@ class Timers:
                     unsent = await outbox.take(slot)
                 elif fsm.hands_over and (expired or expiry.is_waiting(slot)):
                     entries = await expiry.take(slot)
-                elif expired and slot.place.profile and fsm.on_expired is None:
+                elif expired and extension_of(slot).profile and fsm.on_expired is None:
                     await expiry.retire(fsm, slot)
                 elif not expired and is_timed_out(slot) and catch_up(fsm.flows, slot):
                     unsent = await time_out(fsm, slot)

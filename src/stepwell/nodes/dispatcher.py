@@ -238,7 +238,7 @@ class Dispatcher:
         for address, stored in zip(found, records, strict=True):
             # A record that is damaged is reported when it is taken.
             with contextlib.suppress(StoredDataError):
-                table = None if stored is None else table_of(await self._storage.read_place(address, stored), address)
+                table = None if stored is None else table_of(await self._storage.read_head(address, stored), address)
                 if table is not None and table["status"] == "queued":
                     waiting.append(address)
         return waiting

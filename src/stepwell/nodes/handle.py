@@ -148,7 +148,7 @@ class RunHandle:
         stored: Stored | None = await storage.perform(Get(address))
         if stored is None:
             raise UnknownRun(self.id)
-        table = table_of(await storage.read_place(address, stored), address)
+        table = table_of(await storage.read_head(address, stored), address)
         if table is None:
             raise UnknownRun(self.id, state_only=True)
         return stored, table

@@ -337,7 +337,7 @@ async def _queues(storage: Storage, running: list[ProcessView]) -> Finding:
 async def _flow_of(storage: Storage, address: Address) -> str | None:
     stored: Stored | None = await storage.perform(Get(address))
     try:
-        return None if stored is None else storage.seal(address).open_head(stored.head).flow
+        return None if stored is None else storage.seal(address).open_head(stored.head).place.flow
     except StoredDataError:
         return None
 

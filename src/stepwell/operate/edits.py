@@ -15,13 +15,15 @@ from typing import Any
 from stepwell._counted import counted
 from stepwell._secrets import quoted
 from stepwell.codec import check_name, decode_key, decode_namespace, encode_namespace
+from stepwell.codec.json import replaced
 from stepwell.errors import Busy, CorruptRecord, InvalidOption, StepwellError, VersionChanged
 from stepwell.fsm import FSM
+from stepwell.fsm.extension import TIMEOUT, after_end, opened_extension, with_kept, with_timer
 from stepwell.fsm.history import HISTORY, with_entry
 from stepwell.log.names import log_tag
 from stepwell.operate.log import log_write
 from stepwell.operate.record import Missing, errors_of
-from stepwell.record import KEEP, LOGS, Address, Change, Head, Keep, Place, Stored, Version
+from stepwell.record import KEEP, LOGS, NO_HEAD, Address, Change, Head, Keep, OpenedHead, Place, Stored, Version
 from stepwell.storage import Storage
 from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Guard, Release, Taken
 
@@ -106,8 +108,8 @@ async def edit(
         head: Head | Keep = KEEP
         deadline: float | Keep | None = KEEP
         if changes.flow is not KEEP or changes.state is not KEEP:
-            place = _moved(_place(storage, address, stored, changes), changes, claimed.now)
-            head, deadline = seal.head(place), _deadline(place, claimed.now)
+            opened = _moved(_opened(storage, address, stored, changes), changes, address, claimed.now)
+            head, deadline = seal.head(*opened), opened.next_timer(claimed.now)
         change = Change(
             storage.ids(),
             head=head,
@@ -128,16 +130,16 @@ async def clear(storage: Storage, address: Address, *, version: Version, who: st
     async with _claimed(storage, address, version, wait) as (token, claimed, stored):
         _check_keys(storage, address, stored)
         await _keep_damaged(storage, address, stored)
+        seal = storage.seal(address)
         try:
-            place = storage.seal(address).open_head(stored.head)
+            left = after_end(opened_extension(seal.open_head(stored.head).extension, address))
         except CorruptRecord:
-            place = Place(None, None)
-        kept = Place(None, None, expired=place.expired, outbox=place.outbox, profile=place.profile)
-        if kept == Place(None, None):
+            left = NO_HEAD
+        if left == NO_HEAD:
             change = Change(storage.ids(), delete=True)
         else:
-            deadline = _deadline(kept, claimed.now)
-            change = Change(storage.ids(), replace=True, head=storage.seal(address).head(kept), deadline=deadline)
+            deadline = left.next_timer(claimed.now)
+            change = Change(storage.ids(), replace=True, head=seal.head(*left), deadline=deadline)
         await _apply(storage, address, change, Guard(token, claimed.base, version))
     log_write(who, f"cleared {_name(address)}")
 
@@ -258,36 +260,27 @@ async def _apply(storage: Storage, address: Address, change: Change, guard: Guar
     return applied
 
 
-def _place(storage: Storage, address: Address, stored: Stored, changes: Edit) -> Place:
+def _opened(storage: Storage, address: Address, stored: Stored, changes: Edit) -> OpenedHead:
     try:
         return storage.seal(address).open_head(stored.head)
     except CorruptRecord:
         if changes.flow is KEEP or changes.state is KEEP:
             raise
         # Both are given, so the damaged position is not needed.
-        return Place(None, None)
+        return NO_HEAD
 
 
-def _moved(place: Place, changes: Edit, now: float) -> Place:
-    times = (place.times[0], None) if place.times else ()
+def _moved(head: OpenedHead, changes: Edit, address: Address, now: float) -> OpenedHead:
+    """Return the head of a conversation after a move by an operator, which ends the timeout of its state."""
+    place, kept = head.place, opened_extension(head.extension, address)
     state = place.state if changes.state is KEEP else changes.state
     if changes.flow is not KEEP and changes.flow != place.flow:
-        return place._replace(
-            flow=changes.flow,
-            state=None if changes.state is KEEP else state,
-            revision=changes.revision,
-            history=(),
-            where=(),
-            times=times,
-            entered_at=with_entry("", now),
-        )
-    history = place.history if place.state is None else (*place.history, place.state)[-HISTORY:]
-    entered_at = with_entry("" if place.state is None else place.entered_at, now)
-    return place._replace(state=state, history=history, where=(), times=times, entered_at=entered_at)
-
-
-def _deadline(place: Place, now: float) -> float | None:
-    """Return the seconds to the next time in the head: its expiry, a hand-over, or unsent calls."""
-    waiting = [*[entry[3] for entry in place.expired], *[entry[0] for entry in place.outbox[:1]]]
-    due = [at for at in (*place.times, *waiting) if at is not None]
-    return max(min(due) - now, 0.0) if due else None
+        place = Place(changes.flow, None if changes.state is KEEP else state, changes.revision)
+        history: tuple[str, ...] = ()
+        entered_at = with_entry("", now)
+    else:
+        history = kept.history if place.state is None else (*kept.history, place.state)[-HISTORY:]
+        entered_at = with_entry("" if place.state is None else kept.entered_at, now)
+        place = place._replace(state=state)
+    kept = replaced(kept, history=history, entered_at=entered_at, where=())
+    return with_timer(with_kept(head._replace(place=place), kept), TIMEOUT, None)

@@ -15,9 +15,10 @@ from stepwell.codec.secret import secret_fields_of
 from stepwell.codec.values import encode
 from stepwell.errors import InvalidKey, InvalidOption, StepwellError, StoredDataError, Unsupported
 from stepwell.fsm.duplicates import remembered
+from stepwell.fsm.extension import EXPIRY, TIMEOUT, Extension, opened_extension
 from stepwell.fsm.history import entry_times
 from stepwell.operate.masking import masked_field, masked_fields
-from stepwell.record import NOWHERE, Address, Limits, Place, Stored, Version
+from stepwell.record import NO_HEAD, Address, Limits, Stored, Version
 from stepwell.storage import Storage
 from stepwell.storage.operations import Get
 
@@ -166,12 +167,13 @@ def view(storage: Storage, address: Address, stored: Stored) -> RecordView:
     """Return a stored record as it is shown. Damaged values are left out and named in ``damage``."""
     seal = storage.seal(address)
     damage: list[str] = []
-    place: Place = NOWHERE
+    head, kept = NO_HEAD, Extension()
     try:
-        place = seal.open_head(stored.head)
+        head = seal.open_head(stored.head)
+        kept = opened_extension(head.extension, address)
     except StoredDataError as error:
         damage.append(_reason(error, "its flow and state"))
-    bot = decode_namespace(address.namespace)
+    place, bot = head.place, decode_namespace(address.namespace)
     data: dict[str, Any] = {}
     marked = secret_fields_of("flow", place.flow)
     for name, text in stored.fields.items():
@@ -182,13 +184,14 @@ def view(storage: Storage, address: Address, stored: Stored) -> RecordView:
         else:
             data[name] = masked_field(name, value, marked)
     try:
-        known = from_json(place.profile) if place.profile else {}
+        known = from_json(kept.profile) if kept.profile else {}
         profile = masked_fields(known, secret_fields_of("profile", bot))
     except MalformedJSON as error:
         profile = {}
         damage.append(_reason(error, "its profile"))
-    # A machine with on_expired has the times in the head.
-    expires_at, deadline = place.times or (stored.expires_at, stored.deadline)
+    # The storage may keep the record longer than the conversation, and write its deadline a little later.
+    expires_at = head.timers.get(EXPIRY) if kept.own_expiry else stored.expires_at
+    deadline = head.timers.get(TIMEOUT) if kept.own_expiry else stored.deadline
     return RecordView(
         bot=bot,
         key=address.key,
@@ -197,16 +200,16 @@ def view(storage: Storage, address: Address, stored: Stored) -> RecordView:
         revision=place.revision,
         data=data,
         profile=profile,
-        history=place.history,
-        entered_at=tuple(entry_times(place.entered_at, len(place.history) + 1)) if place.flow is not None else (),
-        waiting=tuple((each[0], each[1]) for each in place.stack if isinstance(each, list | tuple)),
+        history=kept.history,
+        entered_at=tuple(entry_times(kept.entered_at, len(kept.history) + 1)) if place.flow is not None else (),
+        waiting=tuple((each.flow, each.state) for each in kept.stack),
         tags=stored.tags,
         version=version_text(stored.version),
         written_at=stored.written_at,
         expires_at=expires_at,
         deadline=deadline,
-        expired=len(place.expired),
-        unsent=len(place.outbox),
+        expired=len(kept.expired),
+        unsent=len(kept.outbox),
         damage=tuple(damage),
     )
 
@@ -214,7 +217,7 @@ def view(storage: Storage, address: Address, stored: Stored) -> RecordView:
 def marked_fields(storage: Storage, address: Address, stored: Stored) -> frozenset[str]:
     """Return the fields of a record that the type of its flow marks as secret; of any flow if its own is unreadable."""
     try:
-        flow = storage.seal(address).open_head(stored.head).flow
+        flow = storage.seal(address).open_head(stored.head).place.flow
     except StoredDataError:
         flow = None
     return secret_fields_of("flow", flow)
@@ -225,7 +228,7 @@ def errors_of(storage: Storage, address: Address, stored: Stored) -> list[Stepwe
     seal = storage.seal(address)
     errors: list[StepwellError] = []
     try:
-        seal.open_head(stored.head)
+        opened_extension(seal.open_head(stored.head).extension, address)
     except StepwellError as error:
         errors.append(error)
     for name, text in stored.fields.items():

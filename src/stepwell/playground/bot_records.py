@@ -13,9 +13,10 @@ from stepwell.codec import decode_key, decode_namespace
 from stepwell.codec.values import decode
 from stepwell.errors import InvalidOption, VersionChanged
 from stepwell.fsm import FSM
+from stepwell.fsm.extension import TIMEOUT, set_timer
 from stepwell.operate import edits
 from stepwell.operate.record import parsed_version, read, version_text, view
-from stepwell.record import KEEP, NOWHERE, Address, Stored
+from stepwell.record import KEEP, Address, Stored
 from stepwell.slot import Slot
 from stepwell.storage import Storage
 from stepwell.storage.operations import Get
@@ -121,27 +122,23 @@ async def restore_record(storage: Storage, address: Address, request: dict[str, 
         if (None if slot.version is None else version_text(slot.version)) != request["version"]:
             raise VersionChanged(address.text)
         slot.delete()
-        slot.place = NOWHERE
         if not snapshot:
             await slot.commit()
             return
         seal, later = storage.seal(address), slot.now - snapshot["written_at"]
-        place = seal.open_head(snapshot["head"])
-        slot.place = place._replace(times=tuple(None if at is None else at + later for at in place.times))
+        head = seal.open_head(snapshot["head"])
+        slot.head = head._replace(timers={name: at + later for name, at in head.timers.items()})
         slot.data = seal.data(snapshot["fields"])
-        deadline, expiry = [
-            None if snapshot[name] is None else max(snapshot[name] - snapshot["written_at"], 0.0)
-            for name in ("deadline", "expires_at")
-        ]
-        await slot.commit(tags=tuple(snapshot["tags"]), deadline=deadline, expiry=expiry, force=True)
+        expires_at = snapshot["expires_at"]
+        expiry = None if expires_at is None else max(expires_at - snapshot["written_at"], 0.0)
+        await slot.commit(tags=tuple(snapshot["tags"]), expiry=expiry, force=True)
 
 
 async def time_out_now(fsm: FSM, key: Any) -> int:
     """Set the deadline of a record to now, fire all due timers, and return their number."""
     async with Slot(fsm.storage, fsm.bot, key, wait=fsm.wait, lease=fsm.lease) as slot:
-        if not slot.found or slot.deadline is None:
+        if TIMEOUT not in slot.timers:
             return 0
-        if slot.place.times:
-            slot.place = slot.place._replace(times=(slot.place.times[0], slot.now))
-        await slot.commit(deadline=0.0, force=True)
+        set_timer(slot, TIMEOUT, slot.now)
+        await slot.commit()
     return await fsm.tick()

@@ -40,14 +40,16 @@ class Lease:
     """A lease on one address, which a task holds within ``async with``; the base of ``Slot``."""
 
     __slots__ = (
-        "_holding", "_lease", "_lost", "_memo", "_renewal", "_token", "_wait", "address", "base", "now", "on_version",
-        "storage",
+        "_holding", "_lease", "_lost", "_memo", "_now_at", "_renewal", "_token", "_wait", "address", "base", "now",
+        "on_version", "storage",
     )  # fmt: skip
 
     storage: Storage
     address: Address
     #: The time of the last read or write on the backend's clock, in seconds since 1970.
     now: float
+    #: When that was, on the monotonic clock of this process.
+    _now_at: float
     #: The id of the write that last replaced or deleted the record. A commit fails if another write did so since.
     base: str
     #: Called with the version of the record after each renewal of the lease.
@@ -95,7 +97,8 @@ class Lease:
                 if type(claimed) is not Claimed:
                     claimed = await self._claim(max(claimed.remaining, 0.001), begun_at + self._wait)
             self._holding = True
-            self.now, self.base, self._memo = claimed.now, claimed.base, claimed.memo
+            self._set_now(claimed.now)
+            self.base, self._memo = claimed.base, claimed.memo
             # Started before the load, because decoding a large record may take longer than the lease.
             storage.renewals.add(self, loop, self._lease / 3)
             if claimed.record is not None:
@@ -131,6 +134,14 @@ class Lease:
     def guard(self) -> Guard:
         """The conditions of a write by this holder."""
         return Guard(self._token, self.base)
+
+    def time(self) -> float:
+        """Return the time on the backend's clock: that of the last read or write, plus the time since."""
+        clock = self.storage.clock
+        return self.now + (monotonic() - self._now_at) if clock is None else clock()
+
+    def _set_now(self, now: float) -> None:
+        self.now, self._now_at = now, monotonic()
 
     async def confirm(self) -> None:
         """Return once all loaded data is as durable as an acknowledged write; see ``Storage.confirm``."""

@@ -19,7 +19,21 @@ from stepwell.errors import (
     TooLarge,
     UsageError,
 )
-from stepwell.record import KEEP, NOTHING, NOWHERE, Address, Change, Head, Keep, Place, Queue, Stored, Version
+from stepwell.record import (
+    KEEP,
+    NO_HEAD,
+    NOTHING,
+    NOWHERE,
+    Address,
+    Change,
+    Head,
+    Keep,
+    OpenedHead,
+    Place,
+    Queue,
+    Stored,
+    Version,
+)
 from stepwell.slot.encoded import Json, Sealed
 from stepwell.slot.fields import Changes, StoredFields, decode_large
 from stepwell.slot.lease import Lease
@@ -42,14 +56,15 @@ class Slot(Lease):
     """
 
     __slots__ = (
-        "_deleted", "_memo_json", "_seal", "_stored", "_stored_place", "data", "deadline", "expires_at", "memo_limit",
-        "place", "queue", "tags", "version",
+        "_deleted", "_memo_json", "_seal", "_stored", "_stored_head", "data", "deadline", "expires_at", "extension",
+        "indexed", "memo_limit", "place", "queue", "tags", "timers", "version",
     )  # fmt: skip
 
     def __init__(self, storage: Storage, namespace: str, key: Any, *, wait: float = 60.0, lease: float = 30.0) -> None:
         self.storage = storage
         self.address: Address = storage.address(namespace, key)
         self.now: float = 0.0
+        self._now_at = 0.0
         self.base: str = ""
         self.on_version: Callable[[Version], None] | None = None
         self._wait, self._lease = wait, lease
@@ -57,8 +72,14 @@ class Slot(Lease):
         self._memo = None
         self._holding = self._lost = False
         self._renewal = None
-        #: Flow, state, revision, history and waiting flows.
+        #: Flow, state and revision.
         self.place: Place = NOWHERE
+        #: Times on the backend's clock, by name; the deadline of the record is the earliest.
+        self.timers: Mapping[str, float] = NOTHING
+        #: JSON that the layer above keeps beside the place.
+        self.extension: str = ""
+        #: The flow and the state by which indexes find the record, if they differ from those of the place.
+        self.indexed: tuple[str | None, str | None] | None = None
         self.data: dict[Any, Any] = {}
         #: The version of the record; ``None`` if there is none.
         self.version: Version | None = None
@@ -72,7 +93,7 @@ class Slot(Lease):
         self.memo_limit: int = self._seal.limit
         self._memo_json: str | None = None
         self._stored: StoredFields = _new(StoredFields, (self._seal, {}, {}, {}))
-        self._stored_place: Place = NOWHERE
+        self._stored_head: OpenedHead = NO_HEAD
         self._deleted = False
 
     @property
@@ -153,13 +174,9 @@ class Slot(Lease):
         return Sealed(text)
 
     def delete(self) -> None:
-        """Let the next commit delete the record. Changes after this call create a new one.
-
-        The profile, expired conversations that ``on_expired`` has not handled yet, and unsent calls are kept.
-        """
+        """Let the next commit delete the record. Changes after this call create a new one."""
         self._deleted = True
-        place = self.place
-        self.place = Place(None, None, expired=place.expired, outbox=place.outbox, profile=place.profile)
+        self.head = NO_HEAD
         self.data = {}
 
     @property
@@ -170,7 +187,8 @@ class Slot(Lease):
     async def rollback(self) -> None:
         """Discard all changes since the load or the last commit."""
         self.data = await open_data(self._seal, self._stored.texts)
-        self.place, self._deleted = self._stored_place, False
+        self.head = self._stored_head
+        self._deleted = False
         self._stored = self._stored._replace(data=self.data.copy())
 
     async def reload(self) -> bool:
@@ -182,7 +200,7 @@ class Slot(Lease):
         self.version, self._deleted = None, False
         if claimed.record is None:
             return False
-        self.now = claimed.now
+        self._set_now(claimed.now)
         await self._load(claimed.record)
         return True
 
@@ -202,7 +220,7 @@ class Slot(Lease):
         """Whether a commit would write anything."""
         if self.deletes:
             return self.found
-        if self.place != self._stored_place:
+        if self.head != self._stored_head:
             return True
         changes = self._stored.compare(self.data)
         return bool(changes.set or changes.unset)
@@ -214,6 +232,7 @@ class Slot(Lease):
         memo: Any = KEEP,
         tags: tuple[str, ...] | Keep = KEEP,
         deadline: float | Keep | None = KEEP,
+        timers: Mapping[str, float] | Keep = KEEP,
         expiry: float | Keep | None = KEEP,
         queue: Queue | Keep | None = KEEP,
         parts: Mapping[str, Any] | None = None,
@@ -227,6 +246,7 @@ class Slot(Lease):
 
         The write releases the claim, unless ``keep`` is true. ``deadline`` and ``expiry`` are seconds from now. Memo,
         tags, deadline, expiry and queue are written only together with a change or parts, or with ``force``.
+        The deadline is that of the earliest timer, unless it is given. ``timers`` replaces the timers of this slot.
         ``changes`` is the result of ``changes()``, if it was called before. ``only_version``: raise ``VersionChanged``
         if the record has another version, because another writer has merged fields or added parts. ``only_absent``:
         raise ``RecordExists`` if there is a record. If ``LeaseLost``, ``RecordReplaced``, ``VersionChanged`` or
@@ -236,7 +256,10 @@ class Slot(Lease):
             raise UsageError("this slot is not held; a commit without keep=True has released it")
         if tags is not KEEP or not (deadline is KEEP or deadline is None) or not (expiry is KEEP or expiry is None):
             _check(tags, deadline, expiry)
-        place, seal = self.place, self._seal
+        if timers is not KEEP:
+            self.timers = timers
+            deadline = self.head.next_timer(self.time()) if deadline is KEEP else deadline
+        opened, seal = self.head, self._seal
         write = self.storage.ids()
         found = self.version is not None
         if memo is not KEEP:
@@ -256,10 +279,12 @@ class Slot(Lease):
             if anew:
                 # Changes after delete() create a new record.
                 written, gone = await seal_data(seal, changes.data), ()
-                deadline = None if deadline is KEEP else deadline
+                deadline = self.head.next_timer(self.time()) if deadline is KEEP else deadline
                 queue = None if queue is KEEP else queue
-            if anew or place != self._stored_place:
-                head = seal.head(place)
+            if anew or opened != self._stored_head:
+                head = seal.head(*opened)
+                if deadline is KEEP and opened.timers != self._stored_head.timers:
+                    deadline = self.head.next_timer(self.time())
             if head is KEEP and not written and not gone and not parts and not dropped_parts and not force:
                 return False
             if expiry is KEEP:
@@ -281,7 +306,7 @@ class Slot(Lease):
         )
         self._holding = keep
         if keep:
-            self._written(change, applied, place, changes)
+            self._written(change, applied, opened, changes)
         else:
             self.version = None if change.delete else applied.version
         return True
@@ -289,9 +314,16 @@ class Slot(Lease):
     @property
     def deletes(self) -> bool:
         """Whether the next commit would delete the record."""
-        place = self.place
-        emptied = self._deleted and place.flow is None and place.state is None and not self.data
-        return emptied and not place.expired and not place.outbox and not place.profile
+        return self._deleted and self.head == NO_HEAD and not self.data
+
+    @property
+    def head(self) -> OpenedHead:
+        """What the next commit writes beside the data."""
+        return _new(OpenedHead, (self.place, self.timers, self.extension, self.indexed))
+
+    @head.setter
+    def head(self, head: OpenedHead) -> None:
+        self.place, self.timers, self.extension, self.indexed = head
 
     def _sealed_parts(self, parts: Mapping[str, Any], dropped: Sequence[str]) -> dict[str, str | None]:
         sealed: dict[str, str | None] = dict.fromkeys(dropped)
@@ -299,15 +331,16 @@ class Slot(Lease):
             sealed[name] = value.text if type(value) is Sealed else self.seal_part(name, value).text
         return sealed
 
-    def _written(self, change: Change, applied: Applied, place: Place, changes: Changes | None) -> None:
+    def _written(self, change: Change, applied: Applied, head: OpenedHead, changes: Changes | None) -> None:
         """Remember this write, so that the next commit is compared with it."""
-        self.now, self.base, self._deleted = applied.now, applied.base, change.delete
+        self._set_now(applied.now)
+        self.base, self._deleted = applied.base, change.delete
         self.version = None if change.delete else applied.version
         if change.delete or changes is None:
-            self._stored, self._stored_place = StoredFields(self._seal, {}, {}, {}), NOWHERE
+            self._stored, self._stored_head = StoredFields(self._seal, {}, {}, {}), NO_HEAD
             self.deadline = self.expires_at = self.queue = None
         else:
-            self._stored, self._stored_place = self._stored.after(change, changes), place
+            self._stored, self._stored_head = self._stored.after(change, changes), head
             if change.tags is not KEEP:
                 self.tags = change.tags
             if change.deadline is not KEEP:
@@ -386,7 +419,8 @@ class Slot(Lease):
         self.tags, self.queue = stored.tags, stored.queue
         try:
             if stored.head is not None:
-                self.place = self._stored_place = self._seal.open_head(stored.head)
+                self._stored_head = self._seal.open_head(stored.head)
+                self.head = self._stored_head
             # Decoded here, so that no handler runs on a record that cannot be read.
             if sum(map(len, texts.values())) > LARGE:
                 self.data, prints = await in_thread(decode_large, self._seal, texts)

@@ -311,7 +311,7 @@ class _Copier:
         seal = self._source.seal(address)
         flow = state = None
         try:
-            flow, state = seal.index_texts(seal.open_head(record.head))
+            flow, state = seal.open_head(record.head).index_texts
             for name, text in record.fields.items():
                 # A class of the bot need not be registered in this process.
                 with suppress(UnknownType):

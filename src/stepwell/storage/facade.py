@@ -24,6 +24,7 @@ from stepwell.record import (
     Damage,
     Keep,
     Limits,
+    OpenedHead,
     Place,
     State,
     Stored,
@@ -68,7 +69,7 @@ class Facade(ABC):
         limits = self._limits.get(namespace, self.limits)
         if namespace not in _LARGE_NAMESPACES:
             return Seal(address, limits, limits.record)
-        return Seal(address, limits, limits.run, is_run=namespace == RUNS)
+        return Seal(address, limits, limits.run)
 
     async def init(
         self, bot: str, *, ttl: float | Keep | None = KEEP, limits: Limits | None = None, **unknown: Any
@@ -101,7 +102,7 @@ class Facade(ABC):
         stored: Stored | None = await self.perform(Get(address))
         if stored is None:
             return None
-        place = await self.read_place(address, stored)
+        place = (await self.read_head(address, stored)).place
         return State(place.flow, place.state, await self._data(self.seal(address), stored))
 
     async def set_state(self, bot: str, key: Any, state: State) -> None:
@@ -227,7 +228,7 @@ class Facade(ABC):
         stored: Stored | None = await self.perform(Get(copy))
         return None if stored is None else self.seal(copy).data(stored.fields)
 
-    async def read_place(self, address: Address, stored: Stored) -> Place:
+    async def read_head(self, address: Address, stored: Stored) -> OpenedHead:
         """Decode the head of a record. A damaged one is copied to quarantine and raises ``CorruptRecord``."""
         try:
             return self.seal(address).open_head(stored.head)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 from stepwell.codec import Seal, decode_key, decode_namespace
-from stepwell.record import Address, Place, State, Stored, Version
+from stepwell.record import Address, OpenedHead, Place, State, Stored, Version
 
 __all__ = ["ANY", "Any_", "Beside", "Due", "Entry", "Page", "Query", "StateCount", "Swept"]
 
@@ -145,7 +145,12 @@ class Entry:
 
     @property
     def place(self) -> Place:
-        """Flow, state, revision, history and waiting flows."""
+        """Flow, state and revision."""
+        return self.head.place
+
+    @property
+    def head(self) -> OpenedHead:
+        """The place with its timers, and what the layer above keeps beside it."""
         return self._seal.open_head(self._stored.head)
 
     @property

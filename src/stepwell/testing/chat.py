@@ -11,6 +11,7 @@ from stepwell._secrets import quoted
 from stepwell.codec import values
 from stepwell.errors import BotApiError, InvalidOption, UsageError
 from stepwell.fsm import Router, Update
+from stepwell.fsm.extension import extension_of
 from stepwell.record import State
 from stepwell.slot import Slot
 from stepwell.storage import Storage
@@ -256,7 +257,8 @@ class Chat:
         if key is None:
             return {}
         async with Slot(fsm.storage, fsm.bot, key, wait=fsm.wait, lease=fsm.lease) as slot:
-            found: dict[Any, Any] = values.decode(slot.place.profile) if slot.place.profile else {}
+            stored = extension_of(slot).profile
+            found: dict[Any, Any] = values.decode(stored) if stored else {}
             return found
 
     def __str__(self) -> str:

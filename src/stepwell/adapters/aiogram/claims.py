@@ -19,7 +19,7 @@ from typing import Any
 
 from stepwell.adapters.retry import PATIENCE, retry_until_free
 from stepwell.errors import AlreadyHeld, Busy, VersionChanged
-from stepwell.record import NOWHERE, Address, Change, Place
+from stepwell.record import NO_HEAD, NOWHERE, Address, Change, Place
 from stepwell.slot import Slot
 from stepwell.storage import Applied, Apply, Get, Guard, Storage
 
@@ -69,7 +69,7 @@ class ClaimedRecords:
             return slot.place
         address = self.storage.address(namespace, key)
         stored = await self.storage.perform(Get(address))
-        return NOWHERE if stored is None else await self.storage.read_place(address, stored)
+        return NOWHERE if stored is None else (await self.storage.read_head(address, stored)).place
 
     async def data(self, namespace: str, key: Any) -> dict[Any, Any]:
         """Return a copy of the data; empty if there is no record."""
@@ -154,7 +154,7 @@ class ClaimedRecords:
         change = Change(storage.ids(), tags=tags, expiry=storage.expiry_of(address), limit=limit, **changes)
         applied: Applied = await storage.perform(Apply(address, change, returning=True))
         record = applied.record
-        if record is not None and not record.fields and storage.seal(address).open_head(record.head) == NOWHERE:
+        if record is not None and not record.fields and storage.seal(address).open_head(record.head) == NO_HEAD:
             try:
                 # Only this version: another writer may have changed the record since.
                 nothing = Change(storage.ids(), delete=True)

@@ -139,7 +139,7 @@ class RecordImport:
 def _equal(seal: Seal, place: Place, stored: Stored, fields: Mapping[str, str]) -> bool:
     """Return whether a stored record has this state and data."""
     try:
-        return seal.open_head(stored.head)[:2] == place[:2] and (
+        return seal.open_head(stored.head).place[:2] == place[:2] and (
             stored.fields == fields or seal.data(stored.fields) == seal.data(fields)
         )
     except StoredDataError:

@@ -129,7 +129,7 @@ class StateRecords:
         return await self.storage.perform(operation)
 
     async def _place(self, address: Address, stored: Stored) -> Place:
-        return await self.storage.read_place(address, stored)
+        return (await self.storage.read_head(address, stored)).place
 
     async def _fields(self, address: Address, data: Mapping[Any, Any]) -> dict[str, str]:
         return await seal_data(self.storage.seal(address), data)
@@ -172,7 +172,7 @@ class BlockingRecords(StateRecords):
 
     async def _place(self, address: Address, stored: Stored) -> Place:
         try:
-            return self.storage.seal(address).open_head(stored.head)
+            return self.storage.seal(address).open_head(stored.head).place
         except CorruptRecord as error:
             sync(self.storage.quarantine(address, stored, error))
             raise

@@ -191,7 +191,7 @@ async def _remove_deadline(storage: Storage, flow_id: str) -> None:
     """Remove the deadline of a run that has ended; another process may have started it again meanwhile."""
     address = storage.address(RUNS, flow_id)
     stored: Stored | None = await storage.perform(Get(address))
-    table = None if stored is None else table_of(await storage.read_place(address, stored), address)
+    table = None if stored is None else table_of(await storage.read_head(address, stored), address)
     if stored is None or table is None or stored.deadline is None or table["status"] not in ENDED:
         return
     change = Change(write=storage.ids(), deadline=None, limit=storage.seal(address).limit)
@@ -203,7 +203,7 @@ async def is_cancelled(storage: Storage, flow_id: str) -> bool:
     """Return whether a run was cancelled."""
     address = storage.address(RUNS, flow_id)
     stored: Stored | None = await storage.perform(Get(address))
-    table = None if stored is None else table_of(await storage.read_place(address, stored), address)
+    table = None if stored is None else table_of(await storage.read_head(address, stored), address)
     return table is not None and table["status"] == "cancelled"
 
 
@@ -215,7 +215,7 @@ async def cancel(slot: Slot, flow_id: str, reason: str | None) -> None:
     storage = slot.storage
     async for entry in storage.scan(RUNS, tag=tag_of(flow_id)):
         try:
-            table = table_of(entry.place, entry.address)
+            table = table_of(entry.head, entry.address)
             if table is not None and table.get("parent") == flow_id and table["status"] not in ENDED:
                 with suppress(UnknownRun, RunFinished):
                     await _cancel_child(storage, entry.key, f"its parent {quoted(flow_id)} was cancelled")
@@ -232,7 +232,7 @@ async def _cancel_child(storage: Storage, flow_id: str, reason: str) -> None:
 
     try:
         async with lease.hold(storage, flow_id, wait=0) as slot:
-            table = table_of(slot.place, slot.address) if slot.found else None
+            table = table_of(slot.head, slot.address) if slot.found else None
             if table is None or table["status"] in ENDED:
                 return
             await cancel(slot, flow_id, reason)

@@ -195,7 +195,7 @@ def _can_pause(table: Mapping[str, Any], flow_id: str) -> bool:
 
 
 async def _pause_held(slot: Slot, flow_id: str) -> None:
-    table = table_of(slot.place, slot.address) if slot.found else None
+    table = table_of(slot.head, slot.address) if slot.found else None
     if table is None:
         raise RunFinished(flow_id)
     _, pauses = await slot.parts_of_others(f"{MAIL}pause:")
@@ -263,7 +263,7 @@ async def _retry(
     """Put a run into its queue again. ``named``: raise ``UsageError`` if its parent was cancelled, else skip it."""
     try:
         async with lease.hold(storage, flow_id, wait=0) as slot:
-            table = table_of(slot.place, slot.address) if slot.found else None
+            table = table_of(slot.head, slot.address) if slot.found else None
             if table is None or table["status"] not in statuses:
                 return False
             _check_flow(flow, flow_id, slot.place, "retried")
@@ -289,7 +289,7 @@ async def _retry(
 
 
 async def _cancel_held(slot: Slot, flow_id: str, reason: str | None) -> None:
-    table = table_of(slot.place, slot.address) if slot.found else None
+    table = table_of(slot.head, slot.address) if slot.found else None
     if table is None or table["status"] == "finished":
         raise RunFinished(flow_id)
     if table["status"] != "cancelled":

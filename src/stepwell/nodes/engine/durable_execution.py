@@ -163,7 +163,7 @@ async def _interrupt(journal: Journal, *, run: Execution) -> None:
     """
     try:
         if await journal.slot.reload():
-            table = table_of(journal.slot.place, journal.slot.address)
+            table = table_of(journal.slot.head, journal.slot.address)
             if not run.cancels:
                 await lease.interrupt(journal.slot)
             elif table is not None and table["status"] not in FINAL:

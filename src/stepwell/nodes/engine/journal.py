@@ -34,8 +34,10 @@ from stepwell.nodes.engine.run_format import (
     PARAMS,
     Retention,
     Status,
-    end_deadline,
+    end_timers,
     packed,
+    set_table,
+    table_of,
 )
 from stepwell.nodes.engine.shape import Shape, check_renamed, digest, shape_of
 from stepwell.nodes.engine.streams import StreamWriter
@@ -177,7 +179,10 @@ class Journal(Mailbox):
         if self.errors:
             table["errors"] = list(reversed(self.errors))
         slot.data = dict(self.shared)
-        slot.place = Place(self.flow, self.positions[""] or None, self._revision, tuple(self.trail), (table,))
+        if self.trail:
+            table["trail"] = list(self.trail)
+        slot.place = Place(self.flow, self.positions[""] or None, self._revision)
+        set_table(slot, table)
 
     async def save(self, node: str, *, memo: Any = KEEP, queue: Keep | None = KEEP, between_nodes: bool = True) -> None:
         """Commit the position; ``node`` is the node that has just completed, for errors, empty at the start.
@@ -201,12 +206,12 @@ class Journal(Mailbox):
             raise self.broken
         self._saving, saving = True, self._changes
         try:
-            deadline: float | Keep = KEEP
+            timers: Mapping[str, float] | Keep = KEEP
             now = monotonic()
             if now + WATCH / 2 >= self._watched_until:
-                self._watched_until, deadline = now + WATCH, WATCH
+                self._watched_until, timers = now + WATCH, {"watch": self.now() + WATCH}
             self._fill()
-            await self._commit(node, keep=True, deadline=deadline, memo=memo, queue=queue)
+            await self._commit(node, keep=True, timers=timers, memo=memo, queue=queue)
             self._saved, self.entered = saving, None
             version, read = self.slot.version, self._read
             foreign = read is not None and (version is None or version.number != read.number + 1)
@@ -274,16 +279,16 @@ class Journal(Mailbox):
             self.status = "parked" if asking else "sleeping"
             times = [wait["until"] for wait in waits.values() if wait["until"] is not None]
             times += [until for _, until in self.rechecks.values()]
-            deadline = max(0.0, min(times) - self.now()) if times else None
+            timers: Mapping[str, float] = {"continue": min(times)} if times else {}
             if self.pausing:
-                self.status, deadline = "paused", None
+                self.status, timers = "paused", {}
                 self.drop_pauses()
             self._fill()
             try:
                 # Mail that is written after this commit has a deadline, so that a worker finds it.
                 # A run that was retried, and waits again, is in a queue.
                 queue = KEEP if self.slot.queue is None else None
-                await self._commit(node, keep=False, deadline=deadline, only_version=self._read, queue=queue)
+                await self._commit(node, keep=False, timers=timers, only_version=self._read, queue=queue)
             except VersionChanged:
                 await self.read_mail()
             else:
@@ -319,7 +324,7 @@ class Journal(Mailbox):
         """Commit that the run has failed, at its last position; return the waits that failed on their answer."""
         self._put_last(error)
         await self.slot.rollback()
-        table = dict(self.slot.place.stack[0])
+        table = self._table()
         table["status"] = "failed"
         table["errors"] = list(reversed(self.errors))
         inside: dict[str, Any] = table.get("open", {})
@@ -327,22 +332,27 @@ class Journal(Mailbox):
         if refused:
             # The answer may be wrong, so the wait accepts another one, under a new id.
             table["open"] = inside | {path: asked_again(inside[path]) for path in refused}
-        self.slot.place = self.slot.place._replace(stack=(table,))
+        set_table(self.slot, table)
         if self._stream is not None:
             # An error here would hide the error of the run.
             with suppress(StepwellError):
                 await self._stream.flush()
-        await self.slot.commit(deadline=end_deadline(table))
+        await self.slot.commit(timers=end_timers(table, self.now()))
         return refused
 
     async def stick(self, reason: str) -> None:
         """Commit that the run is stuck, at its last position. Workers leave it alone until ``flow.resume()``."""
         await self.slot.rollback()
-        table = dict(self.slot.place.stack[0])
+        table = self._table()
         table["before"] = table.get("before", table["status"])
         table["status"], table["stuck"] = "stuck", reason
-        self.slot.place = self.slot.place._replace(stack=(table,))
-        await self.slot.commit(deadline=end_deadline(table), queue=None)
+        set_table(self.slot, table)
+        await self.slot.commit(timers=end_timers(table, self.now()), queue=None)
+
+    def _table(self) -> dict[str, Any]:
+        table = table_of(self.slot.head, self.slot.address)
+        assert table is not None
+        return table
 
     async def check(self, node: str) -> None:
         """Raise ``Unstorable`` if the shared state cannot be stored.
@@ -362,13 +372,13 @@ class Journal(Mailbox):
             self.slot.delete()
             self._pending = {}
             # With the memo, a later resume() raises RunFinished.
-            await self._commit(node, keep=False, deadline=KEEP, memo={"finished": self.now()})
+            await self._commit(node, keep=False, timers=KEEP, memo={"finished": self.now()})
             return
         self.status = "finished"
         self.positions, self.open = {"": ""}, {}
         self.drop("")
         expiry = None if self.keep is True else float(self.keep)
-        deadline, only_version = end_deadline(self.submitted), self._read
+        only_version = self._read
         while True:
             if self._unmerged:
                 # run() returns what is stored, so the state must have the fields that others have merged.
@@ -376,7 +386,8 @@ class Journal(Mailbox):
             self._pending.update(dict.fromkeys(self.mail))
             self._fill()
             try:
-                await self._commit(node, keep=False, deadline=deadline, expiry=expiry, only_version=only_version)
+                timers = end_timers(self.submitted, self.now())
+                await self._commit(node, keep=False, timers=timers, expiry=expiry, only_version=only_version)
             except VersionChanged:
                 self._unmerged = True
             else:
@@ -407,7 +418,7 @@ class Journal(Mailbox):
         node: str,
         *,
         keep: bool,
-        deadline: float | Keep | None,
+        timers: Mapping[str, float] | Keep,
         expiry: float | Keep | None = KEEP,
         memo: Any = KEEP,
         only_version: Version | None = None,
@@ -423,7 +434,7 @@ class Journal(Mailbox):
         try:
             await slot.commit(
                 keep=keep,
-                deadline=deadline,
+                timers=timers,
                 expiry=expiry,
                 queue=queue,
                 memo=memo,

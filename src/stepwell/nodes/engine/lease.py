@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption
-from stepwell.nodes.engine.run_format import Retention, end_deadline
+from stepwell.nodes.engine.run_format import Retention, end_timers, set_table, table_of
 from stepwell.record import DAY, RUNS, Address, Queue, Stored
 from stepwell.slot import Slot
 from stepwell.storage.operations import Claim, Get, Release
@@ -47,10 +47,10 @@ async def cancel(slot: Slot, reason: str | None) -> None:
     table.pop("open", None)
     keep: Retention = table.get("keep", False)
     expiry = None if keep is True else float(keep or DAY)
-    slot.place = slot.place._replace(stack=(table,))
+    set_table(slot, table)
     stored: Stored | None = await slot.storage.perform(Get(slot.address, parts=True))
     names = tuple((stored.parts or {}) if stored is not None else ())
-    await slot.commit(deadline=end_deadline(table), expiry=expiry, queue=None, dropped_parts=names)
+    await slot.commit(timers=end_timers(table, slot.time()), expiry=expiry, queue=None, dropped_parts=names)
 
 
 async def pause(slot: Slot, mail: Iterable[str]) -> None:
@@ -59,8 +59,8 @@ async def pause(slot: Slot, mail: Iterable[str]) -> None:
     if table["status"] == "queued":
         table.setdefault("before", "queued")
     table["status"] = "paused"
-    slot.place = slot.place._replace(stack=(table,))
-    await slot.commit(deadline=None, queue=None, dropped_parts=tuple(mail))
+    set_table(slot, table)
+    await slot.commit(timers={}, queue=None, dropped_parts=tuple(mail))
 
 
 async def retry(slot: Slot, queue: Queue) -> None:
@@ -70,8 +70,8 @@ async def retry(slot: Slot, queue: Queue) -> None:
     table["status"] = "queued"
     if table["before"] == "queued":
         del table["before"]
-    slot.place = slot.place._replace(stack=(table,))
-    await slot.commit(deadline=None, queue=queue)
+    set_table(slot, table)
+    await slot.commit(timers={}, queue=queue)
 
 
 async def interrupt(slot: Slot) -> None:
@@ -79,9 +79,11 @@ async def interrupt(slot: Slot) -> None:
     table = _table(slot)
     if table["status"] == "running":
         table["interrupted"] = True
-        slot.place = slot.place._replace(stack=(table,))
+        set_table(slot, table)
         await slot.commit(deadline=0.0)
 
 
 def _table(slot: Slot) -> dict[str, Any]:
-    return dict(slot.place.stack[0])
+    table = table_of(slot.head, slot.address)
+    assert table is not None
+    return table

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 
 from stepwell.errors import CorruptRecord, RecordReplaced, UnknownRun, VersionChanged
 from stepwell.nodes.engine.notices import wake_workers
-from stepwell.nodes.engine.run_format import MAIL, flow_index, table_of
+from stepwell.nodes.engine.run_format import MAIL, flow_index, run_head, table_of
 from stepwell.record import KEEP, RUNS, Change, Head, Keep, Place
 from stepwell.slot import Slot
 from stepwell.storage import Storage
@@ -39,8 +39,8 @@ async def send(storage: Storage, flow_id: str, kind: Kind, message_of: LetterOf)
         if stored is None:
             raise UnknownRun(flow_id)
         try:
-            place = storage.seal(address).open_head(stored.head)
-            table = table_of(place, address)
+            opened = storage.seal(address).open_head(stored.head)
+            place, table = opened.place, table_of(opened, address)
         except CorruptRecord as error:
             await storage.quarantine(address, stored, error)
             raise
@@ -56,7 +56,7 @@ async def send(storage: Storage, flow_id: str, kind: Kind, message_of: LetterOf)
         head: Head | Keep = KEEP
         if table.get("before", table["status"]) == "queued":
             # A worker reads the parts of a queued run only if its table says that there are some.
-            head = storage.seal(address).head(place._replace(stack=({**table, "mail": True},)))
+            head = storage.seal(address).head(*run_head(place, {**table, "mail": True}, storage.limits, opened.timers))
         change = Change(
             storage.ids(),
             head=head,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, get_args
 from stepwell._secrets import quoted
 from stepwell.errors import CorruptRecord, InvalidOption, RunReplaced, UnknownRun
 from stepwell.nodes.engine.run_format import FINAL, GRAPH, Status, flow_index, table_of
-from stepwell.record import RUNS, Address, Place, Stored
+from stepwell.record import RUNS, Address, OpenedHead, Stored
 from stepwell.storage import ANY, Entry, Storage
 from stepwell.storage.operations import Get
 
@@ -150,8 +150,8 @@ async def mark_of(storage: Storage, flow_id: str) -> str | None:
     """Return the mark of a run, ``""`` if it has not begun, ``None`` if there is no run."""
     address = storage.address(RUNS, flow_id)
     stored: Stored | None = await storage.perform(Get(address))
-    stack = () if stored is None else storage.seal(address).open_head(stored.head).stack
-    return str(stack[0].get("run", "")) if stack else None
+    table = None if stored is None else table_of(storage.seal(address).open_head(stored.head), address)
+    return None if table is None else str(table.get("run", ""))
 
 
 async def runs(storage: Storage, flow: str, status: Status | None, *, revision: int = 1) -> AsyncIterator[Run]:
@@ -161,7 +161,7 @@ async def runs(storage: Storage, flow: str, status: Status | None, *, revision: 
     seen: set[Address] = set()
     for number in range(1, revision + 1):
         async for entry in storage.scan(RUNS, flow=flow_index(flow, number), state=ANY if status is None else status):
-            run = None if entry.address in seen else _run(entry.key, entry.place, entry.address, entry)
+            run = None if entry.address in seen else _run(entry.key, entry.head, entry.address, entry)
             if run is not None and (run.status == status if status is not None else run.status not in FINAL):
                 if number < revision:
                     # Meanwhile it may get a later revision.
@@ -171,21 +171,22 @@ async def runs(storage: Storage, flow: str, status: Status | None, *, revision: 
 
 def run_of(entry: Entry) -> Run | None:
     """Return the run in a listed record, or ``None`` if it has none; raise ``CorruptRecord`` if it is damaged."""
-    return _run(entry.key, entry.place, entry.address, entry)
+    return _run(entry.key, entry.head, entry.address, entry)
 
 
-def _is_unreplaced(place: Place, address: Address, base: str) -> bool:
+def _is_unreplaced(head: OpenedHead, address: Address, base: str) -> bool:
     """Return whether only runners have written the record, as far as its base shows."""
-    table = table_of(place, address)
+    table = table_of(head, address)
     # A run without a position is queued or has finished.
-    ended = place.state is None or (table is not None and table["status"] in FINAL)
+    ended = head.place.state is None or (table is not None and table["status"] in FINAL)
     return table is None or ended or table.get("base", "") == base
 
 
-def _run(flow_id: str, place: Place, address: Address, stored: Stored | Entry) -> Run | None:
-    table = table_of(place, address)
+def _run(flow_id: str, head: OpenedHead, address: Address, stored: Stored | Entry) -> Run | None:
+    place, table = head.place, table_of(head, address)
     if table is None or place.flow is None:
         return None
+    trail = tuple(table.get("trail", ()))
     opened: dict[str, Any] = table.get("open", {})
     return Run(
         flow_id=flow_id,
@@ -196,8 +197,8 @@ def _run(flow_id: str, place: Place, address: Address, stored: Stored | Entry) -
         revision=place.revision or 1,
         node=place.state,
         branches=table.get("lines", {}),
-        path=tuple(place.history),
-        completed=completed_of(place.history, table),
+        path=trail,
+        completed=completed_of(trail, table),
         errors=tuple(RunError(*error) for error in table.get("errors", ())),
         progress=progress_of(opened),
         waits=waits_of(opened),

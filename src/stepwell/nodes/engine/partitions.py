@@ -157,11 +157,11 @@ async def _enqueue(storage: Storage, name: str, address: Address) -> bool:
     if stored.queue is None or stored.queue.name != name:
         # It is in that queue, or has started.
         return True
-    place = await storage.read_place(address, stored)
-    table = table_of(place, address)
+    head = await storage.read_head(address, stored)
+    table = table_of(head, address)
     if table is None:
         return False
-    index = flow_index(place.flow or "", place.revision or 1)
+    index = flow_index(head.place.flow or "", head.place.revision or 1)
     queue = Queue(index, table.get("priority", 0))
     change = Change(write=storage.ids(), queue=queue, limit=storage.seal(address).limit)
     await storage.perform(Apply(address, change, Guard(version=stored.version)))
@@ -173,7 +173,7 @@ async def following(storage: Storage, flow: str, flow_id: str) -> str | None:
     """Return the id of the run that has got the partition of a run which has ended, or ``None``."""
     address = storage.address(RUNS, flow_id)
     stored: Stored | None = await storage.perform(Get(address))
-    table = None if stored is None else table_of(await storage.read_place(address, stored), address)
+    table = None if stored is None else table_of(await storage.read_head(address, stored), address)
     if table is None or "partition" not in table:
         return None
     lock = storage.address(PARTITIONS, (flow, table["partition"]))
@@ -220,7 +220,7 @@ async def _is_readable(storage: Storage, address: Address) -> bool:
     if stored is None:
         return False
     try:
-        table_of(await storage.read_place(address, stored), address)
+        table_of(await storage.read_head(address, stored), address)
     except StoredDataError:
         return False
     return True
@@ -250,7 +250,7 @@ async def _status(storage: Storage, flow_id: str, partition: str) -> str | None:
     if stored is None:
         return None
     try:
-        table = table_of(await storage.read_place(address, stored), address)
+        table = table_of(await storage.read_head(address, stored), address)
         waited = (storage.clock or time.time)() - stored.written_at
         if table is not None and table["status"] == "queued" and waited > OVERDUE:
             # No worker has started it. Its data may be the reason.

@@ -13,7 +13,7 @@ from stepwell.nodes.engine.children import Parent, tag_of
 from stepwell.nodes.engine.ids import check_flow_id, new_flow_id
 from stepwell.nodes.engine.notices import wake_workers
 from stepwell.nodes.engine.plan import program_of
-from stepwell.nodes.engine.run_format import PARAMS, Retention, flow_index, table_of
+from stepwell.nodes.engine.run_format import PARAMS, Retention, flow_index, run_head, table_of
 from stepwell.record import DAY, KEEP, NOTHING, RUNS, Change, Place, Queue
 from stepwell.slot import Slot
 from stepwell.storage.operations import Apply, Get, Guard
@@ -74,7 +74,7 @@ async def submit(
     change = Change(
         write=storage.ids(),
         fresh=True,
-        head=seal.head(Place(title, None, revision if revision > 1 else None, (), (table,))),
+        head=seal.head(*run_head(Place(title, None, revision if revision > 1 else None), table, storage.limits)),
         set=fields,
         tags=KEEP if parent is None else (tag_of(parent.flow_id),),
         deadline=after,
@@ -112,7 +112,7 @@ async def _check_same(storage: Storage, slot: Slot, flow_id: str, title: str) ->
     stored = await storage.perform(Get(slot.address))
     if stored is None:
         return
-    place = await storage.read_place(slot.address, stored)
-    table = table_of(place, slot.address)
-    if table is None or place.flow != title:
-        raise RunExists(flow_id, state_only=table is None, flow=None if table is None else place.flow)
+    head = await storage.read_head(slot.address, stored)
+    table = table_of(head, slot.address)
+    if table is None or head.place.flow != title:
+        raise RunExists(flow_id, state_only=table is None, flow=None if table is None else head.place.flow)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import groupby
+from math import isfinite
 from typing import Any, Final, Literal, NotRequired, TypedDict
 
-from stepwell.codec.seal import flow_index, flow_of_index
+from stepwell.codec import values
 from stepwell.codec.values import conform
 from stepwell.errors import CorruptRecord
 from stepwell.nodes.engine.ids import WaitId
-from stepwell.record import Address, Place
+from stepwell.record import NOTHING, Address, Limits, OpenedHead, Place
+from stepwell.slot import Slot
 
 __all__ = [
     "ENDED",
@@ -22,7 +24,7 @@ __all__ = [
     "Former",
     "Retention",
     "Status",
-    "end_deadline",
+    "end_timers",
     "flow_index",
     "flow_indexes",
     "flow_of_index",
@@ -30,6 +32,8 @@ __all__ = [
     "owner_of_part",
     "packed",
     "problem_of_part",
+    "run_head",
+    "set_table",
     "submitted_of",
     "table_of",
     "unpack",
@@ -40,6 +44,9 @@ Status = Literal["queued", "running", "parked", "sleeping", "paused", "failed", 
 FINAL: Final = frozenset({"cancelled", "finished"})
 #: The statuses of runs that have a result, or none until they are resumed.
 ENDED: Final = frozenset({"failed", "stuck", "cancelled", "finished"})
+#: Nested deeper is no table.
+_DEPTH: Final = 1000
+_EXACT: Final = frozenset({str, bool, int, type(None)})
 #: Seconds after which a worker reports the end of a child run to its parent, if its own runner was killed before.
 REPORT: Final = 5.0
 #: ``False``: remove a finished run. ``True``: keep it. A number: keep it for that many seconds.
@@ -55,18 +62,23 @@ PARAMS = "params::"
 FORMER = "former::"
 
 
-def table_of(place: Place, address: Address) -> dict[str, Any] | None:
+def table_of(head: OpenedHead, address: Address) -> dict[str, Any] | None:
     """Return the table of a run, or ``None`` if the record is not a run; raise ``CorruptRecord`` if it is damaged."""
-    table = place.stack[0] if place.stack else None
+    if not head.extension:
+        return None
+    try:
+        table = values.decode(head.extension, _DEPTH)
+    except values.DecodeError as error:
+        raise CorruptRecord(address.text, "the position of its run", str(error)) from error
     if not (isinstance(table, dict) and "status" in table and "graph" in table):
         return None
     problem = conform(table, _Table)[1]
     for inside in table.get("open", {}).values() if problem is None else ():
         problem = problem or _problem_inside(inside)
-    for error in table.get("errors", ()) if problem is None else ():
+    for row in table.get("errors", ()) if problem is None else ():
         # Older records have neither the traceback nor the attempt.
-        form = tuple[float, str, str, str] if len(error) == 4 else tuple[float, str, str, str, str, int]
-        problem = problem or conform(error, form)[1]
+        form = tuple[float, str, str, str] if len(row) == 4 else tuple[float, str, str, str, str, int]
+        problem = problem or conform(row, form)[1]
     if problem is not None:
         raise CorruptRecord(address.text, "the position of its run", f"has another form ({problem})")
     return table
@@ -77,14 +89,41 @@ def flow_indexes(flow: str, revision: int) -> list[str]:
     return [flow_index(flow, each) for each in range(1, revision + 1)]
 
 
+def set_table(slot: Slot, table: dict[str, Any]) -> None:
+    """Keep a table in the record of a held run, which is found by its revision and its status."""
+    head = run_head(slot.place, table, slot.storage.limits)
+    slot.extension, slot.indexed = head.extension, head.indexed
+
+
+def run_head(place: Place, table: dict[str, Any], limits: Limits, timers: Mapping[str, float] = NOTHING) -> OpenedHead:
+    """Return the head of a run."""
+    text = values.to_json(table) if _is_flat(table) else values.encode(table, limits, "$head")
+    flow = place.flow
+    if flow is not None and (place.revision is not None or "@" in flow):
+        # It changes less often than the node.
+        flow = flow_index(flow, place.revision)
+    return OpenedHead(place, timers, text.decode(), (flow, table["status"]))
+
+
+def _is_flat(table: Mapping[str, Any]) -> bool:
+    """Return whether this is flat and JSON-safe, so that it needs no recursive check."""
+    for key, value in table.items():
+        if key == "trail":
+            continue
+        kind = type(value)
+        if key[:1] == "$" or not (kind in _EXACT or (kind is float and isfinite(value))):
+            return False
+    return True
+
+
 def submitted_of(table: Mapping[str, Any]) -> dict[str, Any]:
     """Return the partition, the priority and the parent of a submitted run, as they are stored."""
     return {name: table[name] for name in ("partition", "priority", "parent", "above") if name in table}
 
 
-def end_deadline(table: Mapping[str, Any]) -> float | None:
-    """Return the deadline of a run that ends: a child is not done before its parent has got mail."""
-    return REPORT if "parent" in table else None
+def end_timers(table: Mapping[str, Any], now: float) -> Mapping[str, float]:
+    """Return the timers of a run that ends. A worker reports the end of a child if its runner does not."""
+    return {"report": now + REPORT} if "parent" in table else NOTHING
 
 
 class _Table(TypedDict):
@@ -94,6 +133,8 @@ class _Table(TypedDict):
     graph: str
     visits: str
     started: float
+    #: The paths of the last nodes that have completed, the newest last.
+    trail: NotRequired[list[str]]
     run: NotRequired[str]
     base: NotRequired[str]
     keep: NotRequired[bool | float]
@@ -277,3 +318,19 @@ def unpack(text: str, length: int) -> list[int]:
             raise ValueError(f"not {length} visit counts")
         counts.extend([int(count)] * repeat)
     return counts
+
+
+def flow_index(flow: str, revision: int | None = None) -> str:
+    """Return the text by which indexes find the runs of one revision of a flow: ``name``, or ``name@2``."""
+    if "@" in flow:
+        flow = flow.replace("@", "@@")
+    return flow if revision is None or revision == 1 else f"{flow}@{revision}"
+
+
+def flow_of_index(text: str) -> tuple[str, int]:
+    """Return the flow and the revision that ``flow_index`` was given."""
+    # The doubled "@" of a name come in pairs, so an odd number of them ends with the one before the revision.
+    head, at, revision = text.rpartition("@")
+    if (len(head) - len(head.rstrip("@"))) % 2 or not at:
+        return text.replace("@@", "@"), 1
+    return head.replace("@@", "@"), int(revision)

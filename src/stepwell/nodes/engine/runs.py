@@ -88,7 +88,7 @@ async def start(
                     if if_exists == "raise":
                         await slot.confirm()
                         async with _quarantine(slot):
-                            raise RunExists(flow_id, state_only=table_of(slot.place, slot.address) is None)
+                            raise RunExists(flow_id, state_only=table_of(slot.head, slot.address) is None)
                     return await _continue(flow, slot, flow_id, wait_id=None, value=..., new_execution=new_execution)
                 finished_at = _finished_at(slot) if wait else None
                 since = slot.now - (loop.time() - asked_at) if called_at is None else called_at
@@ -191,7 +191,7 @@ async def _continue(
     if not slot.found:
         raise _missing(slot, flow_id)
     async with _quarantine(slot):
-        table = table_of(slot.place, slot.address)
+        table = table_of(slot.head, slot.address)
     if table is None:
         raise UnknownRun(flow_id, state_only=True)
     asked = None if wait_id is None else WaitId.read(wait_id)
@@ -203,7 +203,7 @@ async def _continue(
                 # Its runner was killed before it could report the end.
                 await children.report(slot.storage, flow_id, table["parent"])
             # Otherwise mail that was written just after the run ended or stopped has set the deadline.
-            await slot.commit(deadline=None, queue=None, force=True)
+            await slot.commit(timers={}, queue=None, force=True)
         raise RunFinished(flow_id)
     if table["status"] == "cancelled":
         raise RunCancelled(flow_id, table.get("cancelled") or None)

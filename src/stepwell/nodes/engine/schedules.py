@@ -187,8 +187,7 @@ async def change(slot: Slot, changes: Mapping[str, Any]) -> None:
 async def _write(slot: Slot) -> None:
     data = slot.data
     slot.place = Place(data["flow"], "paused" if data["paused"] else "active")
-    deadline = None if data["paused"] else max(0.0, data["next"] - slot.now)
-    await slot.commit(deadline=deadline, force=True)
+    await slot.commit(timers={} if data["paused"] else {"next": data["next"]}, force=True)
 
 
 def _timing(data: Mapping[Any, Any]) -> Timing:

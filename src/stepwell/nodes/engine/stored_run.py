@@ -52,7 +52,7 @@ async def load(journal: Journal) -> dict[str, Any]:
     Raises ``CorruptRecord`` if it is damaged, and ``FlowChanged`` if it does not fit the present graph of the flow.
     """
     slot = journal.slot
-    table = table_of(slot.place, slot.address)
+    table = table_of(slot.head, slot.address)
     assert table is not None
     revision = _check_flow(journal)
     try:
@@ -74,7 +74,7 @@ async def load(journal: Journal) -> dict[str, Any]:
     journal.keep, journal.mark = table.get("keep", False), table.get("run", "")
     journal.submitted, journal.rechecks = submitted_of(table), dict(table.get("rechecks", {}))
     journal.errors.extend(reversed(table.get("errors", ())))
-    journal.trail.extend(slot.place.history)
+    journal.trail.extend(table.get("trail", ()))
     journal.late.extend(table.get("late", ()))
     journal.timings.extend(table.get("times", "").split())
     for name, value in parts.items():

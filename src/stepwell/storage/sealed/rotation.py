@@ -170,7 +170,7 @@ class _Rotation:
         parts = {name: text for name, text in (plain.parts or {}).items() if not is_current((stored.parts or {})[name])}
         head: Head | Keep = KEEP
         if stored.head is not None and not is_current(stored.head):
-            flow, state = seal.index_texts(seal.open_head(plain.head))
+            flow, state = seal.open_head(plain.head).index_texts
             head = Head(flow, state, plain.head or "")
         if not fields and not parts and head is KEEP:
             return None

@@ -261,7 +261,7 @@ class ListingPromises(Suite):
         clock.advance(11)
         swept = await storage.sweep()
         address = storage.address(BOT, 1)
-        assert [(entry, storage.seal(entry).open_head(head)[:2]) for entry, head in swept.expired] == [
+        assert [(entry, storage.seal(entry).open_head(head).place[:2]) for entry, head in swept.expired] == [
             (address, ("f", "s"))
         ]
         assert (await storage.sweep()).removed == 0

@@ -1,0 +1,141 @@
+"""What a conversation keeps in its record beside flow, state and data, and the names of its timers."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, Final
+
+from stepwell.codec.json import MalformedJSON, Raw, Struct, decoder, replaced, to_json
+from stepwell.errors import CorruptRecord
+from stepwell.record import NO_HEAD, Address, OpenedHead, Place
+from stepwell.slot import Slot
+
+__all__ = [
+    "EXPIRY",
+    "HAND_OVER",
+    "OUTBOX",
+    "TIMEOUT",
+    "Extension",
+    "Waiting",
+    "after_end",
+    "end",
+    "extension_of",
+    "keep",
+    "opened_extension",
+    "set_timer",
+    "with_kept",
+    "with_timer",
+]
+
+#: The timers of a conversation: the timeout of its state; its expiry, if the storage keeps the record longer; the next
+#: time to call ``on_expired`` for it; the next time to send what is in its outbox.
+TIMEOUT, EXPIRY, HAND_OVER, OUTBOX = "timeout", "expiry", "hand_over", "outbox"
+
+
+class Waiting(Struct, frozen=True, array_like=True):
+    """A flow that waits for the inner one to end."""
+
+    flow: str | None
+    state: str | None
+    revision: int | None
+    history: tuple[str, ...]
+    #: Its data, and the field for the result, as JSON.
+    kept: Raw
+
+    @property
+    def place(self) -> Place:
+        """Its place."""
+        return Place(self.flow, self.state, self.revision)
+
+
+class Extension(Struct, frozen=True, omit_defaults=True):
+    """What a conversation keeps beside flow, state and data."""
+
+    #: The previous states, the most recent last.
+    history: tuple[str, ...] = ()
+    #: When the present state and those of the history were entered; see ``stepwell.fsm.history``.
+    entered_at: str = ""
+    #: The flows that wait for this one to end, outermost first.
+    stack: tuple[Waiting, ...] = ()
+    #: The chat, thread and business connection for a timer's answer, if the key does not have them.
+    where: tuple[Any, ...] = ()
+    #: Expired conversations that ``on_expired`` has not handled yet: time of expiry, flow, state, and the time from
+    #: which a worker may handle it.
+    expired: tuple[tuple[float, str | None, str | None, float], ...] = ()
+    #: Bot API calls of timers and jobs that are not sent yet: the time from which another worker may send them, how
+    #: often that was tried, and the calls as JSON.
+    outbox: tuple[tuple[float, int, str], ...] = ()
+    #: Encoded data that outlives the flows at this address; empty if there is none.
+    profile: str = ""
+    #: The time of expiry is a timer, or there is none. Otherwise the storage has it.
+    own_expiry: bool = False
+
+
+_decode = decoder(Extension)
+_NONE: Final = Extension()
+
+
+@lru_cache(maxsize=1024)
+def _decoded(text: str) -> Extension:
+    extension: Extension = _decode(text)
+    return extension
+
+
+def extension_of(record: Any) -> Extension:
+    """Return what a held record keeps. Raises ``CorruptRecord``."""
+    return opened_extension(record.extension, record.address) if record.extension else _NONE
+
+
+def opened_extension(text: str, address: Address) -> Extension:
+    """Return what the record at an address keeps, of ``OpenedHead.extension``. Raises ``CorruptRecord``."""
+    if not text:
+        return _NONE
+    try:
+        return _decoded(text)
+    except MalformedJSON as error:
+        raise CorruptRecord(address.text, "its extension", f"has an unknown format ({error})") from error
+
+
+def with_kept(head: OpenedHead, extension: Extension) -> OpenedHead:
+    """Return a head that keeps this, with the timers that belong to it."""
+    text = "" if extension == _NONE else to_json(extension).decode()
+    head = head._replace(extension=text)
+    head = with_timer(head, HAND_OVER, min([entry[3] for entry in extension.expired], default=None))
+    # Calls are sent in order, so only the first entry has a time.
+    return with_timer(head, OUTBOX, extension.outbox[0][0] if extension.outbox else None)
+
+
+def with_timer(head: OpenedHead, name: str, at: float | None) -> OpenedHead:
+    """Return a head with a timer, or without it."""
+    if head.timers.get(name) == at:
+        return head
+    timers = {other: time for other, time in head.timers.items() if other != name}
+    if at is not None:
+        timers[name] = float(at)
+    return head._replace(timers=timers)
+
+
+def after_end(extension: Extension) -> OpenedHead:
+    """Return the head of a conversation that has ended.
+
+    The profile, expired conversations that ``on_expired`` has not handled yet, and unsent calls are kept.
+    """
+    left = Extension(expired=extension.expired, outbox=extension.outbox, profile=extension.profile)
+    return with_kept(NO_HEAD, left)
+
+
+def keep(slot: Slot, **changes: Any) -> None:
+    """Change what a held record keeps, and the timers that belong to it."""
+    slot.head = with_kept(slot.head, replaced(extension_of(slot), **changes))
+
+
+def set_timer(slot: Slot, name: str, at: float | None) -> None:
+    """Set a timer of a held record, or remove it."""
+    slot.head = with_timer(slot.head, name, at)
+
+
+def end(slot: Slot) -> None:
+    """Let the next commit delete a conversation, except for what outlives it."""
+    head = after_end(extension_of(slot))
+    slot.delete()
+    slot.head = head
