@@ -14,6 +14,7 @@ import stepwell.playground.botapi
 def test_the_aiogram_adapter_exports_just_these_names() -> None:
     assert sorted(stepwell.adapters.aiogram.__all__) == [
         "ContextFilter", "StepwellIsolation", "StepwellStorage", "fsm_flow", "fsm_in_flow", "fsm_state", "setup",
+        "without_isolation",
     ]  # fmt: skip
 
 
