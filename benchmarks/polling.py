@@ -15,8 +15,8 @@ import tempfile
 import time
 from typing import NamedTuple
 
-from stepwell.playground.botapi import BotAPI, Person
-from stepwell.playground.botapi.world import WorldEvent
+from stepwell.botapi import BotAPI, Person
+from stepwell.botapi.world import WorldEvent
 
 CHATS, SECONDS, ROUNDS = 50, 2.0, 5
 #: The required speedup.

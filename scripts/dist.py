@@ -37,7 +37,8 @@ MODULES: dict[str, list[str]] = {
     "cron": ["stepwell.nodes"],
     "bot": ["stepwell.telegram"],
     "inspector": ["stepwell.inspector"],
-    "playground": ["stepwell.playground", "stepwell.playground.botapi.server"],
+    "botapi": ["stepwell.botapi", "stepwell.botapi.server"],
+    "playground": ["stepwell.playground"],
     "testing": ["stepwell.testing.contract", "pytest_stepwell"],
 }
 MODULES["all"] = sorted({module for extra, modules in MODULES.items() for module in modules if extra != "testing"})

@@ -12,7 +12,7 @@ import pytest
 
 if TYPE_CHECKING:
     from stepwell import Storage
-    from stepwell.playground.botapi import BotAPI
+    from stepwell.botapi import BotAPI
     from stepwell.testing import Chat, Clock
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ async def stepwell_chat(request: pytest.FixtureRequest) -> AsyncIterator[Callabl
 @async_fixture
 async def bot_api() -> AsyncIterator[BotAPI]:
     """Start a local Bot API: ``bot = bot_api.bot("my_bot")``, ``chat = bot_api.chat(bot)``."""
-    from stepwell.playground.botapi import BotAPI
+    from stepwell.botapi import BotAPI
 
     async with BotAPI() as api:
         yield api

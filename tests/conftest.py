@@ -43,7 +43,15 @@ settings.load_profile("busy machine")
 #: Tests of these packages run on memory and SQLite: the backends have the contract, slot and reliability tests.
 #: Files and tests marked with ``every_backend`` run on all backends there too.
 ABOVE_STORAGE = (
-    *("tests.fsm.", "tests.nodes.", "tests.operate.", "tests.telegram.", "tests.adapters.", "tests.playground."),
+    *(
+        "tests.fsm.",
+        "tests.nodes.",
+        "tests.operate.",
+        "tests.telegram.",
+        "tests.adapters.",
+        "tests.playground.",
+        "tests.botapi.",
+    ),
     *("tests.inspector.", "tests.cli.", "tests.test_cli", "tests.examples.", "tests.testing."),
 )
 

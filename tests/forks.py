@@ -26,7 +26,14 @@ import pytest
 
 #: Folders and files whose tests take longest come first, so that no process works alone at the end.
 FIRST = (
-    *("tests/reliability/", "tests/playground/", "tests/inspector/", "tests/adapters/", "tests/telegram/"),
+    *(
+        "tests/reliability/",
+        "tests/playground/",
+        "tests/botapi/",
+        "tests/inspector/",
+        "tests/adapters/",
+        "tests/telegram/",
+    ),
     *("tests/test_docs.py", "tests/test_readme.py", "tests/fsm/test_corners.py"),
 )
 

@@ -38,7 +38,7 @@ from stepwell.errors import *
 from stepwell.fsm import *
 from stepwell.inspector import inspector
 from stepwell.nodes import *
-from stepwell.playground.botapi import BotAPI, Bot, Person
+from stepwell.botapi import BotAPI, Bot, Person
 from stepwell.record import *
 from stepwell.storage import *
 from stepwell.telegram import *

@@ -16,7 +16,7 @@ from aiogram import Bot, Dispatcher
 from aiogram.client.session.aiohttp import AiohttpSession
 from aiogram.client.telegram import TelegramAPIServer
 
-from stepwell.playground.botapi import BotAPI
+from stepwell.botapi import BotAPI
 from tests.docs.page import ROOT, snippets
 
 README = (ROOT / "README.md").read_text()

@@ -22,12 +22,12 @@ from celery import Celery
 
 from stepwell import KeyValueStorage, Log, MemoryStorage, RedisStorage, StateStorage, configure
 from stepwell.adapters.celery import CeleryRuns
+from stepwell.botapi import Person as User
+from stepwell.botapi import World
 from stepwell.errors import InvalidOption
 from stepwell.fsm import FSM, Context, Flow, Form, Router, state, text
 from stepwell.inspector import Inspector, inspector
 from stepwell.nodes import Node, NodeFlow, RunHandle, Schedule, Schedules, Wait, every, worker
-from stepwell.playground.botapi import Person as User
-from stepwell.playground.botapi import World
 from stepwell.record import Address, Version
 from stepwell.storage import Get
 from stepwell.telegram import BotClient

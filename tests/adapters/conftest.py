@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.playground.botapi import BotAPI
+from stepwell.botapi import BotAPI
 from tests.adapters.processes import Bots, close_nursery
 from tests.backends import Backend
 

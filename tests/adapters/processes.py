@@ -18,8 +18,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from stepwell.playground.botapi import Bot, BotAPI, Person
-from stepwell.playground.botapi.webhook import WebhookInfo
+from stepwell.botapi import Bot, BotAPI, Person
+from stepwell.botapi.http.webhook import WebhookInfo
 from tests.servers.process import free_port
 
 SECRET = "s3cret"

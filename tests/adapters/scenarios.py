@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from stepwell.playground.botapi import Bot, BotAPI, Person
+from stepwell.botapi import Bot, BotAPI, Person
 from tests.adapters.processes import PATIENCE, Bots
 
 LARGE = os.environ.get("STEPWELL_DOSE") == "large"

@@ -24,7 +24,7 @@ from aiogram_dialog.widgets.text import Const, Format
 
 from stepwell import MemoryStorage, Storage
 from stepwell.adapters.aiogram import StepwellIsolation, StepwellStorage
-from stepwell.playground.botapi import BotAPI, Person
+from stepwell.botapi import BotAPI, Person
 from tests.backends import Backend
 
 #: Seconds before a test fails; far longer than any wait takes.

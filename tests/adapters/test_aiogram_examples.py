@@ -14,7 +14,7 @@ from aiogram.client.session.aiohttp import AiohttpSession
 from aiogram.client.telegram import TelegramAPIServer
 
 from examples import aiogram_registration, aiogram_states, aiogram_wizard, support_forum
-from stepwell.playground.botapi import BotAPI, Person
+from stepwell.botapi import BotAPI, Person
 from tests.adapters.scenarios import check_registration, check_wizard, until_confirmed
 
 

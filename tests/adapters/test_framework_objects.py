@@ -19,10 +19,10 @@ from telebot import apihelper, asyncio_helper
 from stepwell.adapters.aiogram import calls as aiogram_calls
 from stepwell.adapters.ptb import calls as ptb_calls
 from stepwell.adapters.telebot import calls as telebot_calls
+from stepwell.botapi import BotAPI
 from stepwell.errors import UsageError
 from stepwell.fsm import FSM, Context, Router
 from stepwell.fsm.framework_objects import as_plain
-from stepwell.playground.botapi import BotAPI
 from stepwell.storage import Storage
 from stepwell.testing import Chat
 

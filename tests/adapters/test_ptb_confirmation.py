@@ -13,8 +13,8 @@ from telegram.ext import Application, ApplicationBuilder, MessageHandler, filter
 
 from stepwell.adapters.ptb import StepwellPersistence, confirm_handled
 from stepwell.adapters.ptb.claims import UpdateClaim
+from stepwell.botapi import BotAPI, Person
 from stepwell.errors import InvalidOption, StorageUnavailable
-from stepwell.playground.botapi import BotAPI, Person
 from tests.adapters.ptb_bots import builder, make_app, message
 from tests.servers.process import free_port
 

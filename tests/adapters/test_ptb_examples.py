@@ -11,7 +11,7 @@ import pytest
 from telegram.ext import ApplicationBuilder
 
 from examples import ptb_registration, ptb_wizard
-from stepwell.playground.botapi import BotAPI, Person
+from stepwell.botapi import BotAPI, Person
 from tests.adapters.scenarios import check_registration, check_wizard
 
 

@@ -13,10 +13,10 @@ from telebot import TeleBot, apihelper, asyncio_helper
 from telebot.async_telebot import AsyncTeleBot
 
 from stepwell.adapters.telebot import confirm_handled, fsm_of, setup
+from stepwell.botapi import BotAPI, Person
 from stepwell.errors import InvalidOption, StorageUnavailable
 from stepwell.fsm import FSM, Flow, state
 from stepwell.fsm.conversation import Conversation
-from stepwell.playground.botapi import BotAPI, Person
 from tests.adapters.test_telebot_setup import polling, update
 
 # Older releases of telebot with a newer aiohttp.

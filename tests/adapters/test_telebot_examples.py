@@ -8,7 +8,7 @@ import pytest
 from telebot import apihelper, asyncio_helper
 
 from examples import telebot_registration, telebot_wizard
-from stepwell.playground.botapi import BotAPI
+from stepwell.botapi import BotAPI
 from tests.adapters.scenarios import check_registration, check_wizard
 from tests.adapters.test_telebot_setup import polling
 

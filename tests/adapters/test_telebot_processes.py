@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.playground.botapi import BotAPI
+from stepwell.botapi import BotAPI
 from tests.adapters.processes import Bots
 from tests.adapters.scenarios import LARGE, REGISTRATION, WIZARD, Walk, check_kills
 from tests.backends import Backend, Postgres, Redis

@@ -14,9 +14,9 @@ from telebot.async_telebot import AsyncTeleBot
 
 from stepwell import State, open_storage, sync
 from stepwell.adapters.telebot import fsm_of, setup
+from stepwell.botapi import BotAPI
 from stepwell.errors import ContextClosed, InvalidOption, UnknownFlowError, UsageError
 from stepwell.fsm import FSM, Context, Flow, state
-from stepwell.playground.botapi import BotAPI
 from tests.backends import Backend
 
 # Older releases of telebot with a newer aiohttp.

@@ -47,7 +47,19 @@ GOOD = [
 ]
 WRITERS = {"set", "clear", "forget", "resume", "pause", "answer", "cancel", "migrate", "copy"}
 #: Commands that start something, or that need no storage.
-OTHERS = {"run", "play", "demo", "inspect", "diagram", "new", "completion", "new-key", "rotate-keys", "webhook"}
+OTHERS = {
+    "botapi",
+    "run",
+    "play",
+    "demo",
+    "inspect",
+    "diagram",
+    "new",
+    "completion",
+    "new-key",
+    "rotate-keys",
+    "webhook",
+}
 #: Commands that read a file or server of another framework, and create their storage.
 IMPORTS = {"import-aiogram", "import-ptb"}
 COMMANDS = set(_parser()._subparsers._group_actions[0].choices) - OTHERS - IMPORTS  # type: ignore[union-attr, call-overload]

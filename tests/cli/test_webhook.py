@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.playground.botapi import BotAPI
+from stepwell.botapi import BotAPI
 from stepwell.telegram import BotClient
 from tests.cli.conftest import Command
 

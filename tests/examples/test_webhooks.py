@@ -16,8 +16,8 @@ import httpx
 import pytest
 from aiohttp.test_utils import TestServer
 
+from stepwell.botapi import BotAPI
 from stepwell.fsm import FSM
-from stepwell.playground.botapi import BotAPI
 from stepwell.telegram import BotClient
 from stepwell.web.serving import Serving
 

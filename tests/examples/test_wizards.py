@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from examples import wizard, wizard_form
+from stepwell.botapi import BotAPI
 from stepwell.fsm import Router
-from stepwell.playground.botapi import BotAPI
 from stepwell.testing import Chat
 from tests.telegram.test_run_command import command
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from stepwell.botapi import BotAPI
 from stepwell.errors import UsageError
 from stepwell.fsm import FSM, Committed, Flow, MachineReady, Update, keys, state
 from stepwell.playground import report_server
 from stepwell.playground.board import Board
-from stepwell.playground.botapi import Bot, BotAPI
 from stepwell.playground.observer import BotObserver
 from stepwell.playground.records import Records
 from stepwell.playground.reporter import Reporter
@@ -70,8 +70,10 @@ class BotConnection:
 
 
 @pytest.fixture
-async def observer(api: BotAPI, bot: Bot) -> AsyncIterator[BotObserver]:
+async def observer() -> AsyncIterator[BotObserver]:
     """An observer of a bot with two users."""
+    api = BotAPI()
+    bot = api.bot("my_bot")
     for user in (42, 43):
         api.chat(bot, user)
     observer = BotObserver(api.world, Board(), lambda: True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from base64 import b64encode
 from collections.abc import AsyncIterator
@@ -10,20 +9,16 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import httpx
 import psutil
 import pytest
 
 from stepwell.operate.masking import MASK, is_secret
-from stepwell.playground import pages
 from stepwell.playground.actions import ACTIONS
-from stepwell.playground.botapi import BotAPI
 from stepwell.playground.pages import FILES, MAX_REQUEST
 from stepwell.playground.play import Playground
 from stepwell.playground.rooms import MESSAGES
 from stepwell.playground.timeline import MAX_GROUPS
-from stepwell.web import serving
 from stepwell.web.auth import HEADERS
 from stepwell.web.display import as_json
 from stepwell.web.error_page import STYLE_HASH
@@ -137,91 +132,6 @@ async def test_everything_listens_on_this_machine_only(tmp_path: Path) -> None:
         listening = {each.laddr for each in mine.net_connections("tcp") if each.status == psutil.CONN_LISTEN} - before
         assert len(listening) == 3
         assert {address.ip for address in listening} == {"127.0.0.1"}
-
-
-# Requests that never end
-
-HEADERS_OF_A_POST = b"POST /bot1:x/getMe HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-
-
-@pytest.mark.parametrize(
-    "sent",
-    [
-        b"",
-        b"GET / HT",
-        b"GET / HTTP/1.1\r\nHost: x\r\n",
-        HEADERS_OF_A_POST + b"Content-Length: 100\r\n\r\n{",
-        HEADERS_OF_A_POST + b"Transfer-Encoding: chunked\r\n\r\n5\r\n{",
-    ],
-    ids=["nothing", "half a line", "half of the headers", "half of the body", "half of a chunk"],
-)
-async def test_an_incomplete_request_times_out(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, sent: bytes
-) -> None:
-    monkeypatch.setattr(serving, "REQUEST_TIMEOUT", 0.3)
-    async with BotAPI() as api, asyncio.timeout(60):
-        token = api.bot("my_bot").token
-        reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
-        host = f"Host: 127.0.0.1:{api.port}".encode()
-        writer.write(sent.replace(b"Host: x", host).replace(b"1:x", token.encode()))
-        assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
-        writer.close()
-    assert not caplog.records
-
-
-async def test_an_incomplete_second_request_on_a_connection_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "REQUEST_TIMEOUT", 1.0)
-    async with BotAPI() as api, asyncio.timeout(60):
-        reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
-        writer.write(f"GET /bot{api.bot('my_bot').token}/getMe HTTP/1.1\r\nHost: 127.0.0.1:{api.port}\r\n\r\n".encode())
-        assert b" 200 " in await reader.readuntil(b"}}")
-        writer.write(b"GET / HT")
-        assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
-        writer.close()
-
-
-async def test_an_idle_connection_is_closed_later_than_clients_close_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with aiohttp.ClientSession() as session:
-        assert session.connector._keepalive_timeout < serving.KEEP_ALIVE
-    monkeypatch.setattr(serving, "KEEP_ALIVE", 0.1)
-    async with BotAPI() as api, asyncio.timeout(60):
-        reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
-        writer.write(f"GET /bot{api.bot('my_bot').token}/getMe HTTP/1.1\r\nHost: 127.0.0.1:{api.port}\r\n\r\n".encode())
-        assert b" 200 " in await reader.readuntil(b"}}")
-        assert await reader.read() == b""
-        writer.close()
-
-
-async def test_slow_bytes_do_not_extend_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "REQUEST_TIMEOUT", 0.5)
-    async with BotAPI() as api, asyncio.timeout(60):
-        reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
-        writer.write(b"GET / HTTP/1.1\r\n")
-        # Only its first bytes: the server may reset the connection when more headers arrive after its response.
-        answered = asyncio.create_task(reader.readexactly(13))
-        while not answered.done():
-            writer.write(b"A: b\r\n")
-            await asyncio.wait([answered], timeout=0.05)
-        assert await answered == b"HTTP/1.1 408 "
-        writer.close()
-
-
-async def test_a_response_may_take_longer_than_the_request_timeout(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(serving, "REQUEST_TIMEOUT", 1.0)
-    monkeypatch.setattr(pages, "HEARTBEAT", 0.1)
-    async with Playground(BOT, storage=f"sqlite:///{tmp_path}/play.db") as play, httpx.AsyncClient(timeout=60) as http:
-        bot = play.api.bot("other_bot")
-        polling = {"timeout": 2}
-        assert (await http.post(f"{play.api.url}/bot{bot.token}/getUpdates", json=polling)).json()["result"] == []
-        await http.get(play.url)
-        beats = 0
-        async with http.stream("GET", f"{play.address}events") as events:
-            async for line in events.aiter_lines():
-                beats += line == ": here"
-                if beats == 15:
-                    break
 
 
 # Responses

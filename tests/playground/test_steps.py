@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from stepwell.botapi import Person
 from stepwell.errors import UsageError
-from stepwell.playground.botapi import Person
 from stepwell.playground.event_group import EventGroup
 from stepwell.playground.play import Playground
 from stepwell.playground.replay import replay

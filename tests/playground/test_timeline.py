@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stepwell.playground.botapi import WorldEvent
+from stepwell.botapi import WorldEvent
 from stepwell.playground.event_group import EventGroup
 from stepwell.playground.timeline import MAX_EVENTS, MAX_GROUPS, Timeline
 

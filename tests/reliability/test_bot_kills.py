@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from stepwell.playground.botapi import BotAPI, Person
-from stepwell.playground.botapi.world import Bot
+from stepwell.botapi import BotAPI, Person
+from stepwell.botapi.world import Bot
 from tests.backends import Backend
 from tests.reliability.dose import LARGE, dose, seeded
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from stepwell.botapi import BotAPI
+from stepwell.botapi.world import WorldEvent
 from stepwell.nodes.engine.durable_batch import UNSAVED
-from stepwell.playground.botapi import BotAPI
-from stepwell.playground.botapi.world import WorldEvent
 from tests.backends import Backend
 from tests.reliability.dose import LARGE, dose, seeded
 

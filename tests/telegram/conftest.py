@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from stepwell.playground.botapi import Bot, BotAPI, Person
+from stepwell.botapi import Bot, BotAPI, Person
 from stepwell.telegram import BotClient
 
 

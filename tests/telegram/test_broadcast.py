@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from stepwell import SQLiteStorage, Storage
+from stepwell.botapi import Bot, BotAPI
 from stepwell.errors import InvalidOption, RecordReplaced, UsageError
 from stepwell.nodes import Node, NodeFlow
-from stepwell.playground.botapi import Bot, BotAPI
 from stepwell.telegram import (
     BotApiError,
     BotClient,

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
+from stepwell.botapi import Bot, BotAPI, Person
 from stepwell.errors import BotApiError, BotBlocked, BotUnavailable, InvalidOption, StepwellError, UsageError
-from stepwell.playground.botapi import Bot, BotAPI, Person
 from stepwell.telegram import BotClient, InputFile, SendLimits
 from tests.servers.proxy import CERTIFICATE, Proxy
 

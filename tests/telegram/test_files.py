@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from stepwell import open_storage
+from stepwell.botapi import Bot, BotAPI, Person
 from stepwell.errors import InvalidOption
-from stepwell.playground.botapi import Bot, BotAPI, Person
 from stepwell.telegram import BotClient, InputFile
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from stepwell.playground.botapi import Bot, BotAPI
+from stepwell.botapi import Bot, BotAPI
 from stepwell.telegram import BotClient
 from tests.servers.postgres import PostgresServer
 from tests.servers.process import free_port

@@ -14,7 +14,7 @@ import pytest
 
 from examples import registration
 from stepwell import Storage, open_storage
-from stepwell.playground.botapi import Person
+from stepwell.botapi import Person
 from tests.servers.postgres import PostgresServer
 from tests.servers.redis import RedisServer
 from tests.telegram.test_polling import polling, until

@@ -17,6 +17,7 @@ import pytest
 
 from examples import registration
 from stepwell import Limits, MemoryStorage, Storage, open_storage
+from stepwell.botapi import BotAPI, Person
 from stepwell.errors import BotUnavailable, InsideLoop, InvalidOption, StorageUnavailable, UsageError
 from stepwell.fsm import (
     FSM,
@@ -32,7 +33,6 @@ from stepwell.fsm import (
     state,
     text,
 )
-from stepwell.playground.botapi import BotAPI, Person
 from stepwell.record import INBOX
 from stepwell.slot import Slot
 from stepwell.storage.operations import Get

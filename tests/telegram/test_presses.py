@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 import pytest
 
 from stepwell import Limits, MemoryStorage
+from stepwell.botapi import BotAPI, Person
 from stepwell.fsm import FSM, Context, Router, callback, command, keyboard, text
-from stepwell.playground.botapi import BotAPI, Person
 from stepwell.record import INBOX
 from stepwell.storage import Get
 from stepwell.telegram import BotClient, run_polling, webhook

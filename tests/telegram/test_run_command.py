@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from stepwell import open_storage
+from stepwell.botapi import BotAPI
 from stepwell.botfile import defines_router, load_router, workers_of
 from stepwell.cli import main
 from stepwell.errors import UsageError
-from stepwell.playground.botapi import BotAPI
 from stepwell.record import RUNS
 from stepwell.telegram import BotClient
 

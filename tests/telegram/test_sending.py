@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from stepwell.botapi import Bot, BotAPI, Person
 from stepwell.errors import BotBlocked, BotUnavailable, InvalidOption
 from stepwell.fsm import FSM, Router
-from stepwell.playground.botapi import Bot, BotAPI, Person
 from stepwell.telegram import BotClient, InputFile, Sender
 
 

@@ -14,10 +14,10 @@ import pytest
 
 from examples import registration
 from stepwell import MemoryStorage
+from stepwell.botapi import BotAPI, Person
 from stepwell.errors import BotUnavailable, InvalidOption
 from stepwell.fsm import FSM, Context, Router, command, text
 from stepwell.log import Log
-from stepwell.playground.botapi import BotAPI, Person
 from stepwell.telegram import BotClient, webhook
 from stepwell.testing import Clock, FaultyStorage
 from stepwell.web.serving import Serving

@@ -207,7 +207,7 @@ async def test_a_refused_answer_of_a_timer_does_not_stop_the_others() -> None:
 async def test_an_answer_of_a_timer_that_telegram_would_refuse_fails_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
     chat = Chat(make)
     await chat.send("/order")
-    monkeypatch.setattr("stepwell.playground.botapi.texts.MAX_TEXT", 15)
+    monkeypatch.setattr("stepwell.botapi.formatting.texts.MAX_TEXT", 15)
     with pytest.raises(BotApiError, match="message is too long"):
         await chat.advance(600)
 

@@ -250,6 +250,7 @@ def _parser(*, operator: bool = True) -> _Parser:
 def _add_operator_commands(commands: Any) -> None:
     # Imported here because a bot that starts needs none of it.
     from stepwell.cli import (
+        botapi,
         completion,
         copy,
         diagram,
@@ -272,5 +273,5 @@ def _add_operator_commands(commands: Any) -> None:
         (records, timers, runs, doctor, inspect),
         (edits, run_edits, schedules, copy, imports, migrate, keys),
     )
-    for module in (*reading, *changing, webhook, diagram, new, completion):
+    for module in (*reading, *changing, botapi, webhook, diagram, new, completion):
         module.add(commands)

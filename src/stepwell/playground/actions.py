@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from stepwell.botapi import KeyboardButton, Person
 from stepwell.errors import UsageError
 from stepwell.playground import undo
-from stepwell.playground.botapi import Person
-from stepwell.playground.botapi.keyboards import KeyboardButton
 from stepwell.playground.replay import replay as replay_chat
 
 if TYPE_CHECKING:

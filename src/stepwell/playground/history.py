@@ -11,14 +11,11 @@ import json
 import logging
 import os
 from dataclasses import asdict
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepwell._secrets import quoted
-from stepwell.playground.botapi.methods.polls import close_later
-from stepwell.playground.botapi.objects import Room, Topic
-from stepwell.playground.botapi.updates import Pending
+from stepwell.botapi import load_world, save_world
 from stepwell.playground.event_group import EventGroup, GroupEvent
 
 if TYPE_CHECKING:
@@ -30,8 +27,6 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 #: Changes with each incompatible change of the file.
 FORMAT = 1
-#: The most messages of a chat, and the most updates, that are kept.
-MAX_MESSAGES, MAX_UPDATES = 500, 500
 #: Seconds to collect changes before they are written.
 DELAY = 0.2
 
@@ -96,61 +91,17 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _state(play: Playground) -> dict[str, Any]:
-    world, bot = play.world, play.bot
-    rooms = [room for room in world.rooms.values() if bot.id in room.members]
-    return {
-        "format": FORMAT,
-        "users": [user for user in world.users.values() if not user["is_bot"]],
-        "rooms": [
-            {
-                "chat": room.chat,
-                "members": [[user, status] for user, status in room.members.items()],
-                "messages": list(room.messages.values())[-MAX_MESSAGES:],
-                "topics": [asdict(topic) for topic in room.topics.values()],
-                "keyboard": room.keyboard,
-                "moved_to": room.moved_to,
-            }
-            for room in rooms
-        ],
-        "updates": bot.updates.all[-MAX_UPDATES:],
-        "pending": [entry.update for entry in bot.updates.pending[-MAX_UPDATES:]],
-        "groups": [asdict(group) for group in play.observer.timeline.groups],
-    }
+    groups = [asdict(group) for group in play.observer.timeline.groups]
+    return {"format": FORMAT, **save_world(play.world, play.bot), "groups": groups}
 
 
 def _restore(play: Playground, state: dict[str, Any]) -> None:
     if state["format"] != FORMAT:
         raise ValueError(f"format {quoted(state['format'])}")
-    # Everything is built first: a damaged file must leave no half of a history.
-    users = {user["id"]: user for user in state["users"]}
-    rooms = [_room(each) for each in state["rooms"]]
+    # Built first: a damaged file must leave no half of a history.
     groups = [_group(each) for each in state["groups"]]
-    pending = [Pending(update, object(), again=True) for update in state["pending"]]
-    updates = list(state["updates"])
-    sent = [message["poll"] for room in rooms for message in room.messages.values() if "poll" in message]
-    # A forwarded poll is in several messages.
-    polls = {poll["id"]: poll for poll in sent}
-    play.world.users.update(users)
-    for room in rooms:
-        play.world.rooms[(play.bot.id, room.id) if room.type == "private" else room.id] = room
-    play.bot.updates.all[:] = updates
-    play.bot.updates.pending[:] = pending
+    load_world(play.world, play.bot, state)
     play.observer.timeline.restore(groups)
-    for poll in polls.values():
-        close_later(play.world, play.bot, poll)
-
-
-def _room(given: dict[str, Any]) -> Room:
-    messages = {message["message_id"]: message for message in given["messages"]}
-    return Room(
-        given["chat"],
-        {int(user): str(status) for user, status in given["members"]},
-        messages,
-        {topic["id"]: Topic(**topic) for topic in given["topics"]},
-        keyboard=given["keyboard"],
-        moved_to=given["moved_to"],
-        ids=count(max(messages, default=0) + 1),
-    )
 
 
 def _group(given: dict[str, Any]) -> EventGroup:

@@ -8,9 +8,9 @@ from itertools import pairwise
 from typing import Any
 
 from stepwell._secrets import quoted
+from stepwell.botapi import World
 from stepwell.errors import UsageError
 from stepwell.playground.board import Board
-from stepwell.playground.botapi import World
 from stepwell.playground.event_group import EventGroup
 from stepwell.playground.places import Places
 from stepwell.playground.records import Records

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepwell._secrets import quoted
+from stepwell.botapi import NotPossible
 from stepwell.errors import StepwellError, UsageError
 from stepwell.playground.actions import ACTIONS
 from stepwell.web.files import file_routes, not_found, page_files
@@ -39,7 +40,7 @@ def make_app(play: Playground) -> Any:
             if action is None:
                 raise UsageError(f"unknown action {quoted(request.path_params['name'])}")
             result = await action(play, await object_of(request, MAX_REQUEST))
-        except (StepwellError, ValueError) as error:
+        except (StepwellError, NotPossible, ValueError) as error:
             return JSONResponse({"ok": False, "error": str(error)}, status_code=400)
         return JSONResponse({"ok": True, **(result or {})})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from stepwell.playground.botapi import Room, World
+from stepwell.botapi import Room, World
 from stepwell.playground.records import Records, Shown
 from stepwell.playground.report_server import ReportServer
 

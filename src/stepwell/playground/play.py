@@ -9,10 +9,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from stepwell.botapi import Bot, BotAPI, Person, Room, World, WorldEvent
 from stepwell.botfile import defines_router
 from stepwell.errors import UsageError
 from stepwell.playground.board import Board
-from stepwell.playground.botapi import Bot, BotAPI, Person, Room, World, WorldEvent
 from stepwell.playground.chat_test import ChatTest, write_test
 from stepwell.playground.history import PlayHistory
 from stepwell.playground.observer import BotObserver

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from stepwell._secrets import quoted
+from stepwell.botapi import buttons_of
 from stepwell.errors import UsageError
-from stepwell.playground.botapi.keyboards import buttons_of
 from stepwell.playground.event_group import EventGroup
 from stepwell.playground.undo import erase
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepwell.playground.botapi import Bot, Room, World
+from stepwell.botapi import Bot, Room, World
 from stepwell.web.display import as_json
 
 __all__ = ["people_json", "room_json"]

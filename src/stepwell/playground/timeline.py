@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from typing import Any
 
-from stepwell.playground.botapi import WorldEvent
+from stepwell.botapi import WorldEvent
 from stepwell.playground.event_group import EventGroup, GroupEvent
 
 __all__ = ["MAX_EVENTS", "MAX_GROUPS", "Timeline"]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from stepwell.botapi import Room, read_markup
 from stepwell.errors import UsageError
-from stepwell.playground.botapi import Room
-from stepwell.playground.botapi.keyboards import markup_of
-from stepwell.playground.botapi.params import Params
 from stepwell.playground.event_group import EventGroup
 
 if TYPE_CHECKING:
@@ -77,7 +75,7 @@ def _keyboard(groups: list[EventGroup], chat: int) -> dict[str, Any] | None:
     for group in groups:
         for call in group.calls:
             if str(call.get("chat_id")) == str(chat) and call["answer"].get("ok"):
-                markup = markup_of(Params({"reply_markup": call.get("reply_markup") or ""}))
+                markup = read_markup(call.get("reply_markup"))
                 if markup is not None and "inline_keyboard" not in markup:
                     keyboard = None if markup.get("remove_keyboard") else markup
     return keyboard

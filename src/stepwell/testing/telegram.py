@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import inspect
-import json
 import random
 from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any, NamedTuple, TypeAlias
 
 from stepwell._secrets import quoted
+from stepwell.botapi import Bot, Refusal, check_call
 from stepwell.errors import BotApiError, BotBlocked, BotUnavailable, InvalidOption
 from stepwell.fsm import Update
-from stepwell.playground.botapi.keyboards import markup_of
-from stepwell.playground.botapi.official import like_official, official_name
-from stepwell.playground.botapi.params import Params
-from stepwell.playground.botapi.refusal import Refusal
-from stepwell.playground.botapi.texts import text_of as checked_text
-from stepwell.playground.botapi.world import Bot
 
 __all__ = ["Button", "ChatThread", "OnRefused", "Telegram", "text_of"]
 
@@ -145,7 +139,7 @@ class Telegram:
             await self._refuse(call, error)
             return None
         try:
-            _check(call)
+            check_call(call)
         except Refusal as refusal:
             refused = BotApiError(call["method"], refusal.code, refusal.description)
             await self._refuse(call, refused)
@@ -249,21 +243,6 @@ class Telegram:
         raise AssertionError(
             f"{call['method']}: there is no message {call['message_id']} in chat {call.get('chat_id')}"
         )
-
-
-def _check(call: dict[str, Any]) -> None:
-    """Raise ``Refusal`` for a method, text, caption or keyboard that Telegram refuses."""
-    method, markup = call["method"], call.get("reply_markup")
-    if official_name(method) is None:
-        near = like_official(method)
-        hint = f"; did you mean {quoted(near)}?" if near else " (Bot API 10.3)"
-        raise Refusal(404, f"Not Found: Telegram has no method {quoted(method)}{hint}")
-    params = Params(call if markup is None else {**call, "reply_markup": json.dumps(markup)})
-    if method in ("sendMessage", "editMessageText"):
-        checked_text(params)
-    if "caption" in call:
-        checked_text(params, "caption", "caption_entities")
-    markup_of(params)
 
 
 def thread_of(message: dict[str, Any]) -> ChatThread:

@@ -1,0 +1,1 @@
+"""Texts: entities, HTML, Markdown, and their limits."""

@@ -1,0 +1,125 @@
+"""What a user sees of a chat, and waits for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from stepwell.botapi.errors import NotPossible, quoted
+from stepwell.botapi.keyboards import buttons_of
+from stepwell.botapi.world import Bot, Room, World
+
+__all__ = ["ChatHistory", "text_of"]
+
+
+class ChatHistory:
+    """The messages of one chat or topic with a bot, and its answers."""
+
+    def __init__(self, world: World, bot: Bot, room: Room, thread: int | None) -> None:
+        self.world = world
+        self.bot = bot
+        self.room: Room = room
+        self.thread = thread
+        #: The id of the last message that ``answer`` returned.
+        self._heard = max(self.room.messages, default=0)
+
+    async def answer(self, *, timeout: float = 10.0) -> str:
+        """Wait for the bot's next message here, and return its text."""
+        return text_of(await self.hear(timeout=timeout))
+
+    async def hear(self, *, timeout: float = 10.0) -> dict[str, Any]:
+        """Wait for the bot's next message here, and return it as Bot API JSON.
+
+        Raises ``TimeoutError`` if there is none within ``timeout`` seconds.
+        """
+
+        def next_answer() -> dict[str, Any] | None:
+            return next((each for each in self._answers() if each["message_id"] > self._heard), None)
+
+        message = await self._wait_for(next_answer, timeout)
+        if message is None:
+            raise TimeoutError(f"the bot sent no message here within {timeout:g} s; the chat so far:\n{self}")
+        self._heard = message["message_id"]
+        return message
+
+    async def notice(self, query_id: str, *, timeout: float = 10.0) -> dict[str, Any]:
+        """Wait for the bot's answer to a callback query or an inline query, and return it.
+
+        Raises ``TimeoutError`` if there is none within ``timeout`` seconds, ``NotPossible`` if there is no such query.
+        """
+        if query_id not in self.world.queries:
+            raise NotPossible(f"there is no query {quoted(query_id)}; press() and inline() return the id of theirs")
+        answer = await self._wait_for(lambda: self.world.queries[query_id]["answer"], timeout)
+        if answer is None:
+            raise TimeoutError(f"the bot did not answer the query within {timeout:g} s")
+        return answer
+
+    @property
+    def last(self) -> str | None:
+        """The text of the bot's last message here, ``None`` before its first."""
+        answers = self._answers()
+        return text_of(answers[-1]) if answers else None
+
+    @property
+    def buttons(self) -> list[str]:
+        """The buttons of the bot's last message and of the reply keyboard."""
+        answers = self._answers()
+        own = buttons_of(answers[-1].get("reply_markup")) if answers else ()
+        return [button.text for button in (*own, *buttons_of(self.room.keyboard))]
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The messages here, oldest first, as Bot API JSON."""
+        every = self.room.messages.values()
+        if not self.room.chat.get("is_forum"):
+            return list(every)
+        return [message for message in every if message.get("message_thread_id") == self.thread]
+
+    @property
+    def updates(self) -> list[dict[str, Any]]:
+        """All updates of the bot, from all users, oldest first."""
+        return list(self.bot.updates.all)
+
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        """The bot's calls for all users, oldest first, without getUpdates."""
+        return list(self.bot.calls)
+
+    def __str__(self) -> str:
+        lines = [(message.get("from", {}).get("first_name", "Channel"), text_of(message)) for message in self.messages]
+        return "\n".join(f"{name}: {text}" for name, text in lines)
+
+    # Internal
+
+    async def _wait_for(self, find: Callable[[], dict[str, Any] | None], timeout: float) -> dict[str, Any] | None:
+        """Return what ``find`` returns after some event; ``None`` if it finds nothing in time."""
+        event = asyncio.Event()
+        stop = self.world.watch(lambda _: event.set())
+        try:
+            async with asyncio.timeout(timeout):
+                while (found := find()) is None:
+                    event.clear()
+                    await event.wait()
+                return found
+        except TimeoutError:
+            return None
+        finally:
+            stop()
+
+    def _answers(self) -> list[dict[str, Any]]:
+        return [message for message in self.messages if message.get("from", {}).get("is_bot")]
+
+    def _answered(self, text: str | None) -> dict[str, Any]:
+        answers = self._answers()
+        chosen = [message for message in answers if text in (None, text_of(message))]
+        if not chosen:
+            said = ", ".join(repr(text_of(message)) for message in answers) or "nothing"
+            which = "message" if text is None else f"message {quoted(text)}"
+            raise NotPossible(f"the bot sent no {which} here; it sent: {said}")
+        return chosen[-1]
+
+
+def text_of(message: dict[str, Any]) -> str:
+    """Return the text or caption of a message."""
+    return str(message.get("text", message.get("caption", "")))

@@ -1,0 +1,1 @@
+"""The Bot API over HTTP: requests, webhooks, and the server."""

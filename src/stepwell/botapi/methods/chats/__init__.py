@@ -1,0 +1,1 @@
+"""Methods for chats: members, invite links, topics and rights."""

@@ -1,0 +1,1 @@
+"""Methods that send, edit and copy messages, and react to them."""

@@ -1,5 +1,0 @@
-"""The methods of the Bot API, by subject."""
-
-from stepwell.playground.botapi.methods.table import METHODS, NO_EFFECT, perform
-
-__all__ = ["METHODS", "NO_EFFECT", "perform"]
