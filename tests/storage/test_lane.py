@@ -71,10 +71,9 @@ async def test_operations_that_arrive_during_a_batch_form_the_next_batch() -> No
     assert {batch.lane for batch in run.batches} == {"a"}
 
 
-@pytest.mark.parametrize("yields", [False, True])
-async def test_a_task_that_got_its_result_may_join_the_next_batch(yields: bool) -> None:
+async def test_a_queued_batch_does_not_wait_for_the_tasks_that_got_results() -> None:
     run = Recorder()
-    lane = run.lane(yields=yields)
+    lane = run.lane()
     run.gate.clear()
 
     async def both() -> None:
@@ -86,8 +85,7 @@ async def test_a_task_that_got_its_result_may_join_the_next_batch(yields: bool) 
     second = await start(lane, [get(1)])
     run.gate.set()
     await asyncio.gather(first, *second)
-    expected = [[get(0)], [get(1), get(2)]] if yields else [[get(0)], [get(1)], [get(2)]]
-    assert [list(batch) for batch in run.batches] == expected
+    assert [list(batch) for batch in run.batches] == [[get(0)], [get(1)], [get(2)]]
 
 
 async def test_a_single_operation_is_sent_at_once() -> None:
@@ -96,74 +94,6 @@ async def test_a_single_operation_is_sent_at_once() -> None:
     for number in range(3):
         await lane.submit(get(number))
     assert [len(batch) for batch in run.batches] == [1, 1, 1]
-
-
-async def test_a_write_to_the_address_of_the_last_one_runs_in_the_task_of_its_caller() -> None:
-    tasks = []
-
-    async def run(batch: Batch) -> list[Result]:
-        tasks.append(asyncio.current_task())
-        return [None for _ in batch]
-
-    lane = Lane(run, ids=iter("abc").__next__)
-    lane.inline = lambda _: True
-    for number in (1, 1, 2, 2):
-        await lane.submit(put(number))
-    await asyncio.gather(lane.submit(put(3)), lane.submit(put(3)))
-    mine = asyncio.current_task()
-    # Two writes at once share a batch.
-    assert [task is mine for task in tasks] == [False, True, False, True, False]
-
-
-@pytest.mark.parametrize("cancelled", [False, True])
-async def test_operations_that_arrive_during_an_inline_write_form_the_next_batch(cancelled: bool) -> None:
-    run = Recorder()
-    lane = run.lane()
-    lane.inline = lambda _: True
-    await lane.submit(put(1))
-    run.gate.clear()
-    inline = await start(lane, [put(1)])
-    rest = await start(lane, [put(1), get(2), get(3)])
-    await settle()
-    assert [len(batch) for batch in run.batches] == [1, 1]
-    if cancelled:
-        inline[0].cancel()
-    closing = asyncio.create_task(lane.close())
-    await settle()
-    assert not closing.done()
-    run.gate.set()
-    await asyncio.gather(*rest, closing)
-    assert [list(batch) for batch in run.batches] == [[put(1)], [put(1)], [put(1), get(2), get(3)]]
-    assert [batch.number for batch in run.batches] == [1, 2, 3]
-    assert [task.cancelled() for task in inline] == [cancelled]
-    assert lane.idle
-
-
-async def test_an_inline_write_is_sent_again_and_its_error_says_whether_it_may_have_been_applied() -> None:
-    answers: list[Any] = [[None], StorageUnavailable("the answer was lost"), [None]]
-    numbers = []
-
-    async def run(batch: Batch) -> list[Result]:
-        numbers.append(batch.number)
-        answer = answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return list(answer)
-
-    lane = Lane(run, ids=iter("abc").__next__, patience=1.0)
-    lane.inline = lambda _: True
-    await lane.submit(put(1))
-    await lane.submit(put(1))
-    assert numbers == [1, 2, 2]
-    for sent, kind in ((True, OutcomeUnknown), (False, StorageUnavailable)):
-        answers.append(StorageUnavailable("it is away", sent=sent, final=True))
-        with pytest.raises(kind, match="it is away") as raised:
-            await lane.submit(put(1))
-        assert type(raised.value) is kind
-    answers.append([ValueError("a result")])
-    with pytest.raises(ValueError, match="a result"):
-        await lane.submit(put(1))
-    assert lane.idle
 
 
 async def test_concurrent_calls_share_a_batch_in_call_order() -> None:
@@ -247,20 +177,19 @@ async def test_a_release_is_sent_even_if_its_waiter_is_cancelled() -> None:
     assert list(run.batches[-1]) == [Release(Address("bot", "1"), "T")]
 
 
-async def test_callers_of_a_full_lane_wait_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane_module, "MAX_QUEUE", 5)
+async def test_many_operations_are_sent_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lane_module, "MAX_OPERATIONS", 3)
     run = Recorder()
     lane = run.lane()
     run.gate.clear()
     tasks = await start(lane, [get(number) for number in range(30)])
     await settle()
-    assert len(lane._queue) <= 5
     tasks[20].cancel()
     run.gate.set()
     await asyncio.gather(*tasks, return_exceptions=True)
     sent = [operation.address.key for batch in run.batches for operation in batch]
     assert sent == [str(number) for number in range(30) if number != 20]
+    assert max(map(len, run.batches)) == 3
 
 
 async def test_a_closed_lane_finishes_its_operations_and_refuses_new_ones() -> None:
@@ -447,19 +376,35 @@ async def test_a_cancellation_inside_the_backend_does_not_cancel_the_waiters() -
             await storage.get_data("bot", 1)
 
 
-async def test_cancelling_a_whole_queue_unblocks_waiting_callers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane_module, "MAX_QUEUE", 10)
+async def test_a_lane_continues_after_a_whole_batch_of_waiters_was_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane_module, "MAX_OPERATIONS", 5)
     run = Recorder()
     lane = run.lane()
     run.gate.clear()
     tasks = await start(lane, [get(number) for number in range(40)])
     await settle()
-    for task in tasks[1:12]:
+    for task in tasks[5:16]:
         task.cancel()
     run.gate.set()
     async with asyncio.timeout(10):
         results = await asyncio.gather(*tasks, return_exceptions=True)
-    assert sum(isinstance(result, asyncio.CancelledError) for result in results) <= 11
+    assert sum(isinstance(result, asyncio.CancelledError) for result in results) == 11
+    sent = [operation.address.key for batch in run.batches for operation in batch]
+    assert sent == [str(number) for number in range(40) if not 5 <= number < 16]
+
+
+async def test_operations_that_fail_their_batches_are_found_in_few_batches_and_in_order() -> None:
+    run = Recorder()
+    lane = run.lane()
+    run.bad = [get(number) for number in (0, 41, 42, 99)]
+    tasks = await start(lane, [get(number) for number in range(100)])
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [n for n, result in enumerate(results) if isinstance(result, ValueError)] == [0, 41, 42, 99]
+    good = [batch for batch in run.batches if not set(batch) & set(run.bad)]
+    sent = [operation.address.key for batch in good for operation in batch]
+    assert sent == [str(number) for number in range(100) if number not in (0, 41, 42, 99)]
+    assert len(run.batches) < 50
+    assert await lane.submit(get(100)) is None
 
 
 class KeywordOnly(Exception):

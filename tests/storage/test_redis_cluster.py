@@ -27,8 +27,9 @@ from stepwell.fsm import FSM, Context, DuplicateUpdate
 from stepwell.nodes import NodeFlow
 from stepwell.record import Change
 from stepwell.slot import Slot
-from stepwell.storage import Apply, Claim, Claimed, Release
+from stepwell.storage import Apply, Claim, Claimed, Release, Result, observers
 from stepwell.storage.lane import Batch
+from stepwell.storage.observers import RunBatch
 from stepwell.storage.redis import RedisStorage
 from stepwell.storage.redis.cluster import _SLOTS, ClusterNode
 from stepwell.storage.redis.wire import tag_of
@@ -326,6 +327,25 @@ async def test_writes_to_one_address_keep_their_order_while_its_node_changes() -
             await storage.update_data(BOT, 1, {"n": 3})
             write = Apply(storage.address(BOT, 1), Change(write="w"))
             assert storage.lane_of(write) == ("writes", cluster.owners[tag]), "it follows once nothing is under way"
+
+
+async def test_observers_see_the_batches_of_a_cluster() -> None:
+    seen: list[Batch] = []
+
+    def observer(storage: Storage, run: RunBatch) -> RunBatch:
+        async def observed(batch: Batch) -> list[Result]:
+            seen.append(batch)
+            return await run(batch)
+
+        return observed
+
+    observers.batch_observers.append(observer)
+    try:
+        async with open_storage(the_cluster().url(f"?prefix={uuid.uuid4().hex}"), sweep_every=None) as storage:
+            await storage.set_state(BOT, 1, State("f", "s"))
+    finally:
+        observers.batch_observers.remove(observer)
+    assert [type(operation) for batch in seen for operation in batch] == [Apply]
 
 
 def _tag(storage: Storage, key: int) -> int:

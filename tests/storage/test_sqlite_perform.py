@@ -1,4 +1,4 @@
-"""Where an operation runs: inline on the loop, straight in the thread, or in a batch of the lane."""
+"""Where an operation runs: inline on the loop, or in a batch of the lane."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from stepwell import SQLiteStorage
 from stepwell.errors import OutcomeUnknown, StorageUnavailable
-from stepwell.record import Limits
+from stepwell.record import Limits, Stored
 from stepwell.slot import Slot
 from stepwell.storage import Apply, Claim, Claimed, Get, Operation, Range, Result
 from stepwell.storage.sqlite import connection
@@ -35,10 +35,9 @@ class Watched(SQLiteStorage):
         self.queued += sum(type(operation) is Apply for operation in operations)
         return await super().run(operations)
 
-    def _do(self, operations: Sequence[Operation], inline: bool = False) -> list[Result]:
-        if threading.current_thread() is not threading.main_thread():
-            assert self.gate.wait(10)
-        return super()._do(operations, inline)
+    def _do(self, operations: Sequence[Operation]) -> list[Result]:
+        assert self.gate.wait(10)
+        return super()._do(operations)
 
 
 @pytest.fixture
@@ -48,15 +47,6 @@ async def storage(tmp_path: Path) -> AsyncIterator[Watched]:
         storage.queued = 0
         yield storage
         storage.gate.set()
-
-
-async def test_writes_of_one_holder_skip_the_lane(storage: Watched) -> None:
-    async with Slot(storage, BOT, KEY) as slot:
-        for number in range(5):
-            slot.data["n"] = number
-            await slot.commit(keep=True)
-    assert storage.queued == 0
-    assert await storage.get_data(BOT, KEY) == {"n": 4}
 
 
 async def test_concurrent_writes_share_a_batch_from_the_first_one_on(storage: Watched) -> None:
@@ -89,7 +79,6 @@ async def test_the_error_of_a_failed_commit_says_whether_it_may_have_been_made(
     with pytest.raises(OutcomeUnknown if sent else StorageUnavailable, match="the disk is gone") as caught:
         await storage.update_data(BOT, KEY, {"n": 1})
     assert isinstance(caught.value, OutcomeUnknown) == sent
-    assert storage.queued == 0
 
 
 async def test_a_write_is_finished_after_its_caller_was_cancelled(
@@ -107,25 +96,7 @@ async def test_a_write_is_finished_after_its_caller_was_cancelled(
         while not storage._idle:
             await asyncio.sleep(0.001)
         assert await storage.get_data(BOT, KEY) == {"n": number}
-    assert storage.queued == 0
     assert storage._file._commits <= 3, "the WAL is still checkpointed"
-
-
-async def test_the_first_claim_after_a_checkpoint_runs_in_the_thread(storage: Watched) -> None:
-    inlined: list[bool] = []
-    do = storage._do
-
-    def watched(operations: Sequence[Operation], inline: bool = False) -> list[Result]:
-        inlined.append(threading.current_thread() is threading.main_thread())
-        return do(operations, inline)
-
-    storage._do = watched  # type: ignore[method-assign]
-    storage._thread.call(storage._file.checkpoint)  # type: ignore[union-attr]
-    while not storage._idle:
-        await asyncio.sleep(0.001)
-    for number in range(3):
-        assert isinstance(await storage.perform(Claim(storage.address(BOT, number), "t", 30.0)), Claimed)
-    assert inlined == [False, True, True]
 
 
 async def test_closing_waits_for_a_write_that_is_under_way(storage: Watched) -> None:
@@ -174,12 +145,12 @@ async def test_large_records_are_read_in_the_thread_and_small_ones_inline(
     readers: list[str] = []
 
     class Read(SQLiteStorage):
-        def _do(self, operations: Sequence[Operation], inline: bool = False) -> list[Result]:
-            results = super()._do(operations, inline)
+        def _do(self, operations: Sequence[Operation]) -> list[Result]:
+            results = super()._do(operations)
             readers.append(threading.current_thread().name)
             return results
 
-        def _read_inline(self, get: Get) -> list[Result] | None:
+        def _read_inline(self, get: Get) -> tuple[Stored | None] | None:
             results = super()._read_inline(get)
             if results is not None:
                 readers.append(threading.current_thread().name)
@@ -196,7 +167,7 @@ async def test_large_records_are_read_in_the_thread_and_small_ones_inline(
                 (Get(address, parts=("never",)), name == "fields"),
                 (Get(address, parts=Range(limit=1)), name != "small"),
                 (Get(address, parts=True), name != "small"),
-                (Claim(address, "T", 30.0), name == "fields"),
+                (Claim(address, "T", 30.0), True),
             ]
             for operation, large in operations:
                 readers.clear()

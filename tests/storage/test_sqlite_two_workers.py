@@ -115,8 +115,8 @@ async def test_a_batch_that_was_rolled_back_leaves_nothing_behind(
         do = SQLiteStorage._do
         failing = [StorageFull("no room")] * times
 
-        def full(self: SQLiteStorage, operations: Any, inline: bool = False) -> Any:
-            done = do(self, operations, inline)
+        def full(self: SQLiteStorage, operations: Any) -> Any:
+            done = do(self, operations)
             if failing:
                 raise failing.pop()
             return done

@@ -36,9 +36,9 @@ class Counted(SQLiteStorage):
         await super()._open()
         write = self._file.write
 
-        def counted(work: Callable[[], Any], *, durable: bool, wait: bool = True) -> Any:
+        def counted(work: Callable[[], Any], *, durable: bool) -> Any:
             before = self._file.writer.total_changes()
-            result = write(work, durable=durable, wait=wait)
+            result = write(work, durable=durable)
             # NORMAL is 1, FULL is 2. It cannot change inside a transaction, so the commit used this level.
             assert self._file.writer.execute("PRAGMA synchronous").get == (2 if durable else 1)
             if self._file.writer.total_changes() > before:
@@ -375,17 +375,13 @@ async def test_reads_run_on_the_loop_and_keep_no_snapshot(tmp_path: Path) -> Non
         assert storage._file.writer.txn_state() == apsw.SQLITE_TXN_NONE
 
 
-async def test_a_lone_claim_runs_on_the_loop(tmp_path: Path) -> None:
+async def test_the_loop_does_not_wait_for_the_lock_of_another_connection(tmp_path: Path) -> None:
     async with SQLiteStorage(str(tmp_path / "bot.db"), sweep_every=None) as storage:
         await storage.set_state(BOT, 1, State("a"))
         address = storage.address(BOT, 1)
-        for operation in (Claim(address, "A", 10.0), Release(address, "A"), Claim(address, "B", 10.0)):
-            with pytest.raises(StopIteration) as ended:
-                storage.perform(operation).send(None)
-            assert isinstance(ended.value.value, Claimed) is isinstance(operation, Claim)
+        assert isinstance(await storage.perform(Claim(address, "B", 10.0)), Claimed)
         foreign = apsw.Connection(storage.path)
         foreign.execute("BEGIN IMMEDIATE")
-        # The loop does not wait for the lock of another connection.
         releasing = asyncio.ensure_future(storage.perform(Release(address, "B")))
         await asyncio.sleep(0.02)
         assert not releasing.done()

@@ -83,8 +83,6 @@ class Storage(Lifecycle):
 
     #: Whether other processes may use the same records.
     shared: ClassVar[bool] = True
-    #: Whether ``run`` works in this process, and not on a server.
-    _in_process: ClassVar[bool] = False
 
     # Methods of a backend
 
@@ -264,8 +262,11 @@ class Storage(Lifecycle):
     def _new_lane(self, name: Hashable, run: RunBatch) -> Lane:
         for observer in batch_observers:
             run = observer(self, run)
-        lane = self._lanes[name] = Lane(run, ids=self.ids, patience=self._patience, yields=self._in_process)
+        lane = self._lanes[name] = self._make_lane(name, run)
         return lane
+
+    def _make_lane(self, name: Hashable, run: RunBatch) -> Lane:
+        return Lane(run, ids=self.ids, patience=self._patience)
 
     async def _open_and_perform(self, operation: Operation) -> Any:
         await self.ensure_open()

@@ -11,9 +11,8 @@ from stepwell._backoff import backoff
 from stepwell.errors import EncodeError, StorageUnavailable
 from stepwell.record import Address, Limits
 from stepwell.storage.contract import Storage
-from stepwell.storage.lane import Batch, Lane, check_patience
+from stepwell.storage.lane import Batch, check_patience
 from stepwell.storage.listing import ANY, Any_, Beside, Due, Page, Query, StateCount, Swept
-from stepwell.storage.observers import RunBatch
 from stepwell.storage.operations import Apply, Get, Operation, Result
 from stepwell.storage.postgres.client import (
     Options,
@@ -164,15 +163,6 @@ class PostgresStorage(Storage):
     def lane_of(self, operation: Operation) -> Hashable:
         # One of two lanes: while the server works on one, this process works on the other.
         return type(operation) is Apply, hash(operation.address) & 1
-
-    def _new_lane(self, name: Hashable, run: RunBatch) -> Lane:
-        lane = super()._new_lane(name, run)
-        lane.inline = self._is_connected
-        return lane
-
-    def _is_connected(self, write: Apply) -> bool:
-        # A cancelled write closes its connection. The task of the lane opens the next one.
-        return self._connections[True, hash(write.address) & 1].is_open
 
     async def run(self, operations: Sequence[Operation]) -> list[Result]:
         if not operations:

@@ -7,11 +7,9 @@ each node, to all nodes concurrently.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import re
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
 
 from stepwell._secrets import quoted
@@ -19,18 +17,19 @@ from stepwell.codec.json import to_msgpack
 from stepwell.errors import InvalidOption, NotReplicated, StorageClosed, StorageError, StorageUnavailable
 from stepwell.record import Address, Limits
 from stepwell.storage.contract import Storage
-from stepwell.storage.lane import Batch, Entry, Lane, Remainder, check_patience
+from stepwell.storage.lane import Batch, Lane, check_patience
 from stepwell.storage.listing import ANY, Any_, Beside, Due, Page, Query, Swept
+from stepwell.storage.observers import RunBatch
 from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Operation, Result
 from stepwell.storage.redis.client import Refused, ServerConfig, configs_of_client, configs_of_url
 from stepwell.storage.redis.cluster import Cluster
 from stepwell.storage.redis.joined import Group, joined_arguments, joined_results, separate_answers
+from stepwell.storage.redis.lanes import CONFIRM, REST, WRITES, ClusterLanes, whole
 from stepwell.storage.redis.listing import RedisListing
 from stepwell.storage.redis.notices import RedisChannel
 from stepwell.storage.redis.sentinel import SentinelServer, is_sentinel_url, sentinel_config
 from stepwell.storage.redis.server import Answer, Request, Server
 from stepwell.storage.redis.wire import (
-    TAGS,
     Keys,
     Script,
     arguments,
@@ -63,8 +62,6 @@ URL_OPTIONS: Final[dict[str, Callable[[str], Any]]] = {
     "notices": truth,
     "replicas": str,
 }
-#: Lanes: for writes, for other operations, and for confirmations by replicas. Each has its own connection.
-_WRITES, _REST, _CONFIRM = "writes", "rest", "confirm"
 #: The connection for calls outside of lanes.
 _ASIDE = "aside"
 #: How many keys of each server ``settings`` looks at for leases.
@@ -145,15 +142,16 @@ class RedisStorage(Storage):
         self._sent = 0
         #: The numbers of the attempts without an answer, by the id of the lane and the hash tag.
         self._unsure: dict[tuple[str, int], int] = {}
-        # In a Cluster, lanes of one kind share an id and their numbers, so that the journal and the fence of a hash tag
-        # hold for all lanes that it uses one after the other: those of its nodes, and its own (see ``_park``). Each
-        # opening makes new ids, because forked processes must not share them.
-        self._lane_ids: dict[str, str] = {}
-        self._numbers = itertools.count(1)
-        #: The node whose lane has the writes of each hash tag; the tag itself for its own lane.
-        self._write_nodes: list[Hashable] = [None] * TAGS
-        #: Hash tags whose other operations are in their own lane.
-        self._parked: set[int] = set()
+        self._cluster_lanes: ClusterLanes | None = None
+        if isinstance(self._server, Cluster):
+            self._cluster_lanes = ClusterLanes(
+                self._server,
+                lambda: self._lanes,
+                lambda name: self._new_lane(name, self.run),
+                self.ids,
+                patience=patience,
+                waits=self._wait > 0,
+            )
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> Self:
@@ -182,8 +180,8 @@ class RedisStorage(Storage):
         return self._wake_key
 
     async def _open(self) -> None:
-        self._lane_ids.clear()
-        self._parked.clear()
+        if self._cluster_lanes is not None:
+            self._cluster_lanes.reset()
         give_up = asyncio.get_running_loop().time() + self._patience
         try:
             while True:
@@ -202,81 +200,15 @@ class RedisStorage(Storage):
         await self._server.close()
 
     def lane_of(self, operation: Operation) -> tuple[str, Hashable]:
-        server = self._server
-        if not isinstance(server, Cluster):
-            # The same as node_of(), without a call.
-            return _WRITES if type(operation) is Apply else _REST, hash(operation.address) & 1
-        tag = tag_of(operation.address)
-        node: Hashable = server.owners[tag]
-        # Claims share the lane and so the round trips of writes. With "wait" they would wait for replicas, and reads of
-        # parts may be large.
-        kind = type(operation)
-        if kind is not Apply and (self._wait or (kind is Get and operation.parts)):  # type: ignore[union-attr]
-            if self._parked and tag in self._parked:
-                if not self._lanes[_REST, tag].idle:
-                    return _REST, tag
-                self._parked.discard(tag)
-            return _REST, node
-        before = self._write_nodes[tag]
-        if node is not before and node != before:
-            # Writes to one address keep their order, so they stay in their lane until it has sent what it is sending.
-            lane = self._lanes.get((_WRITES, before))
-            if lane is not None and not lane.idle:
-                lane.before_next = self._hand_over
-                return _WRITES, before
-            self._write_nodes[tag] = node
-        return _WRITES, node
+        if self._cluster_lanes is not None:
+            return self._cluster_lanes.lane_of(operation)
+        # The same as node_of(), without a call.
+        return WRITES if type(operation) is Apply else REST, hash(operation.address) & 1
 
-    def _new_lane(self, name: Hashable, run: Callable[[Batch], Awaitable[list[Result]]]) -> Lane:
-        if not self._server.spread:
-            return super()._new_lane(name, run)
-        kind, node = cast("tuple[str, Hashable]", name)
-        own = isinstance(node, int)
-        lane = self._lanes[name] = Lane(
-            self._run_parked if own else run,
-            ids=lambda: self._lane_ids.setdefault(kind, self.ids()),
-            patience=self._patience,
-            numbers=self._numbers,
-            park=None if own or kind == _CONFIRM else partial(self._park, kind),
-        )
-        return lane
-
-    def _park(
-        self,
-        kind: str,
-        lane: Lane,
-        batch: Batch,
-        deadline: float,
-        unsettled: list[tuple[Entry, StorageUnavailable]],
-    ) -> None:
-        """Retry the operations of hash tags that were refused or not answered, without delaying the rest of a lane.
-
-        Each such tag gets its own lane. Its later operations follow there until that lane is idle.
-        """
-        groups: dict[int, list[tuple[Entry, StorageUnavailable]]] = {}
-        for entry, error in unsettled:
-            groups.setdefault(tag_of(entry[0].address), []).append((entry, error))
-        for tag, group in groups.items():
-            entries = [entry for entry, _ in group]
-            if kind == _WRITES:
-                self._write_nodes[tag] = tag
-            else:
-                self._parked.add(tag)
-            own = self._lanes.get((kind, tag)) or self._new_lane((kind, tag), self.run)
-            part = Batch.of([operation for operation, _ in entries], batch.lane, batch.number)
-            own.adopt(Remainder(entries, part, deadline, any(error.sent for _, error in group)))
-            own.push(lane.pull(partial(_has_tag, tag)))
-
-    async def _run_parked(self, batch: Batch) -> list[Result]:
-        """Run the batch of one hash tag, which succeeds or fails as a whole."""
-        return _whole(await self.run(batch))
-
-    def _hand_over(self, lane: Lane) -> None:
-        """Pass on the queued writes of a lane to the lanes of the nodes that have their hash tags now."""
-        for entry in lane.pull(lambda _: True):
-            tag = tag_of(entry[0].address)
-            node = self._write_nodes[tag] = self._server.node_of(entry[0].address)
-            (self._lanes.get((_WRITES, node)) or self._new_lane((_WRITES, node), self.run)).push([entry])
+    def _make_lane(self, name: Hashable, run: RunBatch) -> Lane:
+        if self._cluster_lanes is None:
+            return super()._make_lane(name, run)
+        return self._cluster_lanes.make(cast("tuple[str, Hashable]", name), run)
 
     async def confirm(self, claim: Claim) -> None:
         if not self._wait:
@@ -285,12 +217,12 @@ class RedisStorage(Storage):
             raise StorageClosed
         # After a failover, a server that still has the claim also has all earlier writes. Renewing the claim checks
         # this, and is a write that WAIT can wait for.
-        name = _CONFIRM, self._server.node_of(claim.address)
+        name = CONFIRM, self._server.node_of(claim.address)
         lane = self._lanes.get(name) or self._new_lane(name, self._run_confirm)
         await lane.submit(claim._replace(renew=True))
 
     async def _run_confirm(self, batch: Batch) -> list[Result]:
-        return _whole(await self._make(batch, batch.lane, wait=self._wait))
+        return whole(await self._make(batch, batch.lane, wait=self._wait))
 
     def run(self, operations: Sequence[Operation]) -> Coroutine[Any, Any, list[Result]]:
         kinds = {*map(type, operations)}
@@ -578,15 +510,3 @@ class RedisStorage(Storage):
         until, key = max((float(text.partition(" ")[0]), key) for key, text in leases.items())
         remaining = until - (times[0] if self.clock is None else self.clock())
         return {"seconds": remaining, **decode_address(key.partition("}:l:")[2])._asdict()} if remaining > 0 else None
-
-
-def _has_tag(tag: int, operation: Operation) -> bool:
-    return tag_of(operation.address) == tag
-
-
-def _whole(results: list[Result]) -> list[Result]:
-    """Return the results of a batch that is retried as a whole, or raise the error of an operation without a result."""
-    for outcome in results:
-        if isinstance(outcome, StorageUnavailable):
-            raise outcome
-    return results

@@ -63,8 +63,6 @@ class SQLiteFile:
         self.memory: bool = path == MEMORY
         #: Pages in the WAL after the last commit of this connection.
         self.wal_pages: int = 0
-        #: The next write may restart the WAL, which waits for the disk even with synchronous=NORMAL.
-        self.restarts: bool = True
         #: The WAL has grown enough to be copied into the file.
         self.wants_checkpoint: bool = False
         #: Durable commits since the WAL was last copied into the file.
@@ -126,14 +124,13 @@ class SQLiteFile:
 
     # Transactions
 
-    def write(self, work: Callable[[], T], *, durable: bool, wait: bool = True, retry: bool = True) -> T:
+    def write(self, work: Callable[[], T], *, durable: bool, retry: bool = True) -> T:
         """Do some work in one transaction. If the disk is full, it may be done a second time.
 
-        A commit that is not ``durable`` survives a crash of the process, but perhaps not of the machine. Without
-        ``wait``, the lock of another process is an error immediately.
+        A commit that is not ``durable`` survives a crash of the process, but perhaps not of the machine.
         """
         self.check()
-        self._until = time.monotonic() + self._patience if wait else 0.0
+        self._until = time.monotonic() + self._patience
         writer, committing = self.writer, False
         level = self._durable if durable else _NORMAL
         try:
@@ -147,12 +144,11 @@ class SQLiteFile:
             problem = self.problem(error, committing=committing) if isinstance(error, apsw.Error) else error
             self._roll_back()
             # The file may still have room for the pages of the WAL. A checkpoint then frees the WAL.
-            if isinstance(problem, StorageFull) and wait and retry and self.checkpoint(cut=True):
+            if isinstance(problem, StorageFull) and retry and self.checkpoint(cut=True):
                 return self.write(work, durable=durable, retry=False)
             if problem is error:
                 raise
             raise problem from error
-        self.restarts = False
         if durable:
             self._commits += not self.memory
             self.check(written=True)
@@ -201,7 +197,7 @@ class SQLiteFile:
         mode = apsw.SQLITE_CHECKPOINT_TRUNCATE if cut else apsw.SQLITE_CHECKPOINT_PASSIVE
         self._until = time.monotonic() + min(self._patience, 1.0)
         self._commits = 0
-        self.restarts, self.wants_checkpoint = True, False
+        self.wants_checkpoint = False
         try:
             pages, copied = self.writer.wal_checkpoint(mode=mode)
         except apsw.BusyError:

@@ -12,12 +12,12 @@ from typing import Any, Self, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from stepwell._secrets import quoted
-from stepwell.errors import InvalidOption, OutcomeUnknown, StepwellError, StorageClosed, StorageUnavailable
-from stepwell.record import KEEP, Address, Limits
+from stepwell.errors import InvalidOption, StepwellError, StorageClosed
+from stepwell.record import Address, Limits, Stored
 from stepwell.storage.contract import Storage
-from stepwell.storage.lane import Lane, elapsed
+from stepwell.storage.lane import elapsed
 from stepwell.storage.listing import ANY, Any_, Beside, Due, Page, Query, StateCount, Swept
-from stepwell.storage.operations import Apply, Get, Operation, Result, check_queue
+from stepwell.storage.operations import Apply, Get, Operation, Result
 from stepwell.storage.sqlite.connection import MEMORY, Connection, SQLiteError, SQLiteFile
 from stepwell.storage.sqlite.listing import Listing
 from stepwell.storage.sqlite.long_read import LongRead
@@ -56,8 +56,6 @@ class SQLiteStorage(Storage):
             await storage.set_data("my_bot", (42, 42), {"name": "Alice"})
     """
 
-    _in_process = True
-
     def __init__(
         self,
         path: str,
@@ -81,16 +79,11 @@ class SQLiteStorage(Storage):
         self._now = clock or time.time
         self._thread: StorageThread | None = None
         self._file: SQLiteFile
-        #: The same rules in the thread, inline on the writer's connection, and inline on the reader's.
+        #: The same rules in the thread, and on the loop with the reader's connection.
         self._rows: Rows
-        self._inline_rows: Rows
         self._reader_rows: Rows
         self._listing: Listing
         self._long_reads: set[LongRead[Any]] = set()
-        #: The last batch had more than one operation.
-        self._batching = False
-        #: The address of the last write.
-        self._last_address: Address | None = None
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> Self:
@@ -129,7 +122,6 @@ class SQLiteStorage(Storage):
         # A clock that was passed in also measures the leases.
         lease_clock = self.clock or elapsed
         self._rows = Rows(self._file.writer, lease_clock)
-        self._inline_rows = Rows(self._file.writer, lease_clock, INLINE_BYTES)
         self._reader_rows = Rows(self._file.reader, lease_clock, INLINE_BYTES)
         self._listing = Listing(self._file.writer.cursor().execute, self._rows, self._now)
 
@@ -150,47 +142,27 @@ class SQLiteStorage(Storage):
     def perform(self, operation: Operation) -> Coroutine[Any, Any, Any]:
         """Run one operation; its error is raised.
 
-        Operations go through the lane: a batch has one commit, and so one wait for the disk. Some take the fast path
-        beside it.
+        Operations go through the lane: a batch has one commit, and so one wait for the disk. A read runs on the loop:
+        it does not wait for the disk, and takes less time than a switch to the thread and back.
         """
-        if self._loop is None or self._loop is not asyncio._get_running_loop():
-            return self._open_and_perform(operation)
-        if type(operation) is Apply and operation.change.queue is not KEEP:
-            check_queue(operation.change.queue)
-        lane = self._lanes.get(None) or self._new_lane(None, self.run)
-        if self._batching and not isinstance(operation, Get):
-            # In a series of batches, an operation that skips the lane would split the next batch and its commit in two.
-            return lane.submit(operation)
-        return self._fast_path(operation, lane)
+        if isinstance(operation, Get) and self._loop is not None and self._loop is asyncio._get_running_loop():
+            return self._read_or_wait(operation)
+        return super().perform(operation)
 
-    async def _fast_path(self, operation: Operation, lane: Lane) -> Any:
-        """Run one operation without the lane, if that is faster.
+    async def _read_or_wait(self, get: Get) -> Any:
+        found = self._read_inline(get)
+        return await super().perform(get) if found is None else found[0]
 
-        - A read runs inline on the loop, and so does a claim or release with no other operation under way. They do
-          not wait for the disk, and take less time than a switch to the thread and back.
-        - A write to the same address as the last one, with no other operation under way, goes straight to the thread.
-          The lane would take two more turns of the loop for each step of a run.
-        """
-        results = None
-        alone = lane.idle and self._idle
-        if isinstance(operation, Get):
-            results = self._read_inline(operation)
-        elif isinstance(operation, Apply):
-            last, self._last_address = self._last_address, operation.address
-            if alone and last == operation.address:
-                try:
-                    results = await self._write(partial(self._do, (operation,)), durable=True)
-                except StorageUnavailable as error:
-                    if error.sent:
-                        raise OutcomeUnknown(operation.address.text, str(error)) from error
-                    raise
-        elif alone:
-            results = self._run_inline(operation)
-        if results is None:
-            return await lane.submit(operation)
-        if isinstance(results[0], StepwellError):
-            raise results[0]
-        return results[0]
+    def _read_inline(self, get: Get) -> tuple[Stored | None] | None:
+        """Read on the loop; ``None`` if that has to wait or failed. The thread then waits, or raises the error."""
+        file = self._file
+        if file.memory and not self._idle:
+            return None
+        try:
+            file.check()
+            return (self._reader_rows.get(get, self._now()),)
+        except (SQLiteError, StepwellError):
+            return None
 
     async def run(self, operations: Sequence[Operation]) -> list[Result]:
         """Run a batch of the lane in the thread."""
@@ -198,40 +170,11 @@ class SQLiteStorage(Storage):
         if kinds == {Get}:
             # Reads do not wait for the lock of another process.
             return await self._read(partial(self._do, operations))
-        self._batching = len(operations) > 1
         return await self._write(partial(self._do, operations), durable=Apply in kinds)
 
-    def _do(self, operations: Sequence[Operation], inline: bool = False) -> list[Result]:
+    def _do(self, operations: Sequence[Operation]) -> list[Result]:
         # The clock is read inside the transaction, so that times grow in the order of the commits.
-        return (self._inline_rows if inline else self._rows).run(operations, self._now())
-
-    def _read_inline(self, get: Get) -> list[Result] | None:
-        """Read on the loop; ``None`` if that has to wait or failed. The thread then waits, or raises the error."""
-        file = self._file
-        if file.memory and not self._idle:
-            return None
-        try:
-            file.check()
-            return [self._reader_rows.get(get, self._now())]
-        except (SQLiteError, StepwellError):
-            return None
-
-    def _run_inline(self, operation: Operation) -> list[Result] | None:
-        """Run a claim or a release on the loop; ``None`` if that has to wait or failed.
-
-        Leases need not survive a crash of the machine, so the commit does not wait for the disk, except for the first
-        one after a checkpoint.
-        """
-        file = self._file
-        if file.restarts:
-            return None
-        try:
-            results = file.write(partial(self._do, (operation,), True), durable=False, wait=False)
-        except (SQLiteError, StepwellError):
-            return None
-        if file.wants_checkpoint:
-            self._start_checkpoint()
-        return results
+        return self._rows.run(operations, self._now())
 
     async def _write(self, work: Callable[[], T], *, durable: bool) -> T:
         """Do some work in the thread, in one transaction."""
