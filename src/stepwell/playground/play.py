@@ -9,19 +9,24 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from stepwell.botapi import Bot, BotAPI, Person, Room, World, WorldEvent
-from stepwell.botfile import defines_router
-from stepwell.errors import UsageError
-from stepwell.playground.board import Board
-from stepwell.playground.chat_test import ChatTest, write_test
-from stepwell.playground.history import PlayHistory
-from stepwell.playground.observer import BotObserver
-from stepwell.playground.pages import make_app
-from stepwell.playground.process import BotProcess
-from stepwell.playground.rooms import people_json, room_json
-from stepwell.web.auth import AuthMiddleware
-from stepwell.web.display import as_json
-from stepwell.web.serving import Serving, allowed_hosts, page_url
+from stepwell._optional import require
+
+for _package in ("starlette", "uvicorn", "python_multipart", "httpx"):
+    require(_package, "playground")
+
+from stepwell.botapi import Bot, BotAPI, Person, Room, World, WorldEvent  # noqa: E402
+from stepwell.botfile import defines_router  # noqa: E402
+from stepwell.errors import UsageError  # noqa: E402
+from stepwell.playground.board import Board  # noqa: E402
+from stepwell.playground.chat_test import ChatTest, write_test  # noqa: E402
+from stepwell.playground.history import PlayHistory  # noqa: E402
+from stepwell.playground.observer import BotObserver  # noqa: E402
+from stepwell.playground.pages import make_app  # noqa: E402
+from stepwell.playground.process import BotProcess  # noqa: E402
+from stepwell.playground.rooms import people_json, room_json  # noqa: E402
+from stepwell.web.auth import AuthMiddleware  # noqa: E402
+from stepwell.web.display import as_json  # noqa: E402
+from stepwell.web.serving import Serving, allowed_hosts, page_url  # noqa: E402
 
 __all__ = ["Playground"]
 
