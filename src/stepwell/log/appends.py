@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Final, NamedTuple, Protocol
 
 from stepwell.errors import Busy, TooLarge
+from stepwell.storage.group_commit import GroupCommit
 
 __all__ = ["MOST_VALUES", "AppendQueue", "LogOptions", "PendingAppend"]
 
@@ -32,8 +32,8 @@ class PendingAppend(NamedTuple):
     #: The values as JSON.
     bodies: Sequence[bytes]
     options: LogOptions
-    #: The numbers of its entries.
-    numbers: asyncio.Future[range]
+    #: Called after the write.
+    written: Callable[[], None]
     #: The mark of an append in a handler, by which a repeated one is found.
     mark: str | None = None
 
@@ -48,78 +48,45 @@ class _Tail(Protocol):
     ) -> list[range]: ...
 
 
-class AppendQueue:
+class AppendQueue(GroupCommit[PendingAppend, range]):
     """The appends of this process to one log."""
 
     def __init__(self, tail: _Tail) -> None:
+        super().__init__(self._append, name="stepwell-log")
         self._tail = tail
-        self._pending: deque[PendingAppend] = deque()
-        self._task: asyncio.Task[None] | None = None
 
-    @property
-    def idle(self) -> bool:
-        """Whether no append waits."""
-        return self._task is None
-
-    def put(self, pending: PendingAppend, written: Callable[[], None]) -> None:
-        """Write an append, together with others that wait. ``written`` is called after each write."""
-        self._pending.append(pending)
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._drain(written), name="stepwell-log")
-
-    async def _drain(self, written: Callable[[], None]) -> None:
-        batch: list[PendingAppend] = []
-        try:
-            while self._pending:
-                batch = []
-                try:
-                    async with self._tail.locked(self._pending[0].options.wait):
-                        batch = self._take()
-                        if batch:
-                            await self._write_all(batch)
-                            written()
-                except Busy as error:
-                    _fail(self._take(), error)
-        finally:
-            self._task = None
-            # These remain only if the event loop is shutting down.
-            for pending in (*batch, *self._pending):
-                pending.numbers.cancel()
-            self._pending.clear()
-
-    def _take(self) -> list[PendingAppend]:
-        batch: list[PendingAppend] = []
+    def _take(self) -> list[tuple[PendingAppend, asyncio.Future[range]]]:
+        group: list[tuple[PendingAppend, asyncio.Future[range]]] = []
         count = size = 0
-        while self._pending and count < MOST_VALUES and size < MOST_BYTES:
-            if batch and self._pending[0].options != batch[0].options:
+        while self._queue and count < MOST_VALUES and size < MOST_BYTES:
+            pending, numbers = self._queue[0]
+            if group and pending.options != group[0][0].options:
                 break
-            pending = self._pending.popleft()
-            if not pending.numbers.cancelled():
-                batch.append(pending)
+            self._queue.popleft()
+            if not numbers.cancelled():
+                group.append((pending, numbers))
                 count += len(pending.bodies)
                 size += sum(map(len, pending.bodies))
-        return batch
+        return group
 
-    async def _write_all(self, batch: Sequence[PendingAppend]) -> None:
+    async def _write(self, group: list[tuple[PendingAppend, asyncio.Future[range]]]) -> None:
         try:
-            appends = [(pending.bodies, pending.mark) for pending in batch]
-            found = await self._tail.append(appends, batch[0].options)
+            async with self._tail.locked(group[0][0].options.wait):
+                # Others may have been cancelled meanwhile.
+                await super()._write([entry for entry in group if not entry[1].done()])
+        except Busy as error:
+            for _, numbers in group:
+                if not numbers.done():
+                    numbers.set_exception(error)
+
+    async def _append(self, group: list[PendingAppend]) -> list[range | Exception]:
+        """Return the numbers of each append, or its error."""
+        if not group:
+            return []
+        try:
+            found = await self._tail.append([(each.bodies, each.mark) for each in group], group[0].options)
         except TooLarge as error:
-            if len(batch) == 1:
-                _fail(batch, error)
-            else:
-                # Some of them may fit.
-                for pending in batch:
-                    await self._write_all([pending])
-        except Exception as error:  # noqa: BLE001 it is raised where the append is awaited
-            _fail(batch, error)
-        else:
-            for pending, numbers in zip(batch, found, strict=True):
-                if not pending.numbers.done():
-                    pending.numbers.set_result(numbers)
-
-
-def _fail(batch: Sequence[PendingAppend], error: Exception) -> None:
-    for pending in batch:
-        if not pending.numbers.done():
-            pending.numbers.set_exception(error)
+            # Some of them may fit.
+            return [error] if len(group) == 1 else [(await self._append([each]))[0] for each in group]
+        group[0].written()
+        return [*found]

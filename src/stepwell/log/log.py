@@ -125,9 +125,7 @@ class Log:
             numbers = await tail.append_claimed(bodies, mark, self._options)
             self._notify()
             return numbers
-        pending = PendingAppend(bodies, self._options, tail.loop.create_future(), mark)
-        tail.appends.put(pending, self._notify)
-        return await pending.numbers
+        return await tail.appends.put(PendingAppend(bodies, self._options, self._notify, mark))
 
     async def read(
         self, *, after: int = 0, before: int | None = None, limit: int | None = None, reverse: bool = False

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from stepwell.errors import Conflict, LeaseLost, OutcomeUnknown, RecordExists, VersionChanged
 from stepwell.record import Address, Change, Stored, Version
 from stepwell.storage import Applied, Apply, Get, Guard, Storage
-from stepwell.storage.lane import retrieve
+from stepwell.storage.group_commit import GroupCommit
 
 if TYPE_CHECKING:
     from langchain_core.runnables import RunnableConfig
@@ -52,29 +51,6 @@ class StaleWriter(LeaseLost):
         )
 
 
-class _Group:
-    """Writes that share a commit."""
-
-    __slots__ = ("due", "led", "parts", "waiters")
-
-    def __init__(self) -> None:
-        self.parts: dict[str, str] = {}
-        #: Whether a task writes the group, or is about to.
-        self.led = False
-        #: When the group is written at the latest, if all of its writes linger.
-        self.due = 0.0
-        #: The futures of the other tasks.
-        self.waiters: list[asyncio.Future[None]] = []
-
-    def end(self, error: BaseException | None = None) -> None:
-        for waiter in self.waiters:
-            if not waiter.done():
-                if error is None:
-                    waiter.set_result(None)
-                else:
-                    waiter.set_exception(error)
-
-
 class ThreadWriter:
     """Gathers the writes of concurrent tasks to one thread, without a condition."""
 
@@ -82,12 +58,7 @@ class ThreadWriter:
         self._storage = storage
         self._address = address
         self._limit = limit
-        self._lock = asyncio.Lock()
-        #: The group of the next commit.
-        self._next: _Group | None = None
-        self._task: asyncio.Task[None] | None = None
-        #: The event loop with a running timer. One timer serves many groups, because few are written when they are due.
-        self._timed: asyncio.AbstractEventLoop | None = None
+        self._writes: GroupCommit[Mapping[str, str], None] = GroupCommit(self._write, name="stepwell-checkpoint")
 
     async def write(self, parts: Mapping[str, str], *, linger: bool = False) -> None:
         """Write parts. Raises ``StaleWriter``.
@@ -95,64 +66,14 @@ class ThreadWriter:
         ``linger``: wait a moment for a write that does not linger, to share its commit. A graph stores the writes of
         its tasks right before the next checkpoint.
         """
-        group = self._next
-        if group is None:
-            group = self._next = _Group()
-        group.parts.update(parts)
-        if not linger and not group.led:
-            # Without a task of its own, which would take another turn of the event loop.
-            await self._write(group)
-            return
-        loop = asyncio.get_running_loop()
-        if not group.due:
-            group.due = loop.time() + _LINGER
-        if self._timed is not loop and not group.led:
-            self._timed = loop
-            loop.call_at(group.due, self._check, loop)
-        waiter = loop.create_future()
-        group.waiters.append(waiter)
-        await waiter
+        await self._writes.put(parts, linger=_LINGER * linger)
 
-    def _check(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Write a group that is due."""
-        self._timed = None
-        group = self._next
-        if group is None or group.led:
-            return
-        if loop.time() < group.due:
-            self._timed = loop
-            loop.call_at(group.due, self._check, loop)
-        else:
-            self._start(group)
-
-    def _start(self, group: _Group) -> None:
-        """Write a group in a task of its own. Its waiters get the error."""
-        group.led = True
-        self._task = asyncio.ensure_future(self._write(group))
-        self._task.add_done_callback(retrieve)
-
-    async def _write(self, group: _Group) -> None:
-        group.led = True
-        lock = self._lock
-        try:
-            await lock.acquire()
-            try:
-                if self._next is group:
-                    self._next = None
-                await self._apply(group.parts)
-            finally:
-                lock.release()
-        except asyncio.CancelledError:
-            if self._next is group:
-                self._next = None
-            if not all(waiter.done() for waiter in group.waiters):
-                # The writes of the others go on. The same parts may be written twice.
-                self._start(group)
-            raise
-        except BaseException as error:
-            group.end(error)
-            raise
-        group.end()
+    async def _write(self, group: list[Mapping[str, str]]) -> list[None]:
+        parts: dict[str, str] = {}
+        for each in group:
+            parts.update(each)
+        await self._apply(parts)
+        return [None] * len(group)
 
     async def _apply(self, parts: Mapping[str, str]) -> None:
         change = Change(self._storage.ids(), parts=parts, limit=self._limit)
