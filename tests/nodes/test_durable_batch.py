@@ -21,6 +21,7 @@ from stepwell.nodes.engine.durable_batch import ITEMS_A_PART, UNSAVED, _DurableB
 from stepwell.nodes.engine.on_error import kept_error
 from stepwell.record import RUNS
 from stepwell.storage import Apply, Get
+from stepwell.storage.group_commit import GroupCommit
 from tests.backends import Backend
 from tests.nodes.test_durable import Boom, Say, Watching
 
@@ -503,19 +504,19 @@ async def test_a_result_that_cannot_be_saved_fails_the_batch_also_if_its_save_en
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     began, may_end = asyncio.Event(), asyncio.Event()
-    seal, end_saving = _DurableBatchRun._seal, _DurableBatchRun._end_saving
+    seal, take_back = _DurableBatchRun._seal, GroupCommit.take_back
 
     async def seal_late(self: Any, *args: Any) -> Any:
         began.set()
         await may_end.wait()
         return await seal(self, *args)
 
-    async def end_after_the_items(self: Any) -> None:
+    async def end_after_the_items(self: Any) -> Any:
         may_end.set()
-        await end_saving(self)
+        return await take_back(self)
 
     monkeypatch.setattr(_DurableBatchRun, "_seal", seal_late)
-    monkeypatch.setattr(_DurableBatchRun, "_end_saving", end_after_the_items)
+    monkeypatch.setattr(GroupCommit, "take_back", end_after_the_items)
 
     class Large(BatchNode):
         def prep(self, shared: Any) -> Any:

@@ -33,6 +33,10 @@ class GroupCommit(Generic[T, R]):
         #: The event loop with a running timer. One timer serves many groups, because few are written when they are due.
         self._timed: asyncio.AbstractEventLoop | None = None
 
+    def __len__(self) -> int:
+        """The items that wait, without those that are being written."""
+        return len(self._lingering) + len(self._queue)
+
     @property
     def idle(self) -> bool:
         """Whether no item waits or is being written."""
@@ -65,6 +69,14 @@ class GroupCommit(Generic[T, R]):
         self._end_lingering()
         while self._runner is not None:
             await asyncio.wait([self._runner])
+
+    async def take_back(self) -> list[T]:
+        """Wait for the write that is under way, and return the items that linger, which are not written."""
+        items = [item for item, _ in self._lingering]
+        self._lingering.clear()
+        while self._runner is not None:
+            await asyncio.wait([self._runner])
+        return items
 
     def _check(self, loop: asyncio.AbstractEventLoop) -> None:
         """Write the items that linger and are due."""

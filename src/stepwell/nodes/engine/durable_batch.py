@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterable, Iterable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -13,9 +12,8 @@ from stepwell.nodes.engine.branch import Park
 from stepwell.nodes.engine.hooks import call_hook
 from stepwell.nodes.engine.items import BatchRun
 from stepwell.nodes.engine.on_error import Failed, attach, kept_error
-from stepwell.nodes.engine.threads import settled
-from stepwell.nodes.engine.workgroup import Halt
 from stepwell.slot import Sealed
+from stepwell.storage.group_commit import GroupCommit
 
 if TYPE_CHECKING:
     from stepwell.nodes.engine.branch import Branch
@@ -105,11 +103,11 @@ class _DurableBatchRun(BatchRun):
         self.done = len(done)
         self._succeeded = len(done)
         self._parts = len(branch.journal.parts_of(stage.path, "done"))
-        self._unsaved: list[tuple[int, Any]] = []
+        self._saves: GroupCommit[tuple[int, Any], None] = GroupCommit(self._commit, name="stepwell-results")
+        #: Results that are being written.
         self._in_flight = 0
-        self._save_lock = asyncio.Lock()
-        self._saving: asyncio.Task[None] | None = None
-        self._save_failed = False
+        #: The error of a save. Nothing is saved after it.
+        self._failure: Exception | None = None
         #: How many items wait.
         self._waiting = 0
 
@@ -117,30 +115,29 @@ class _DurableBatchRun(BatchRun):
         try:
             results = await super().run_all()
         except BaseException as error:
-            try:
-                await self._save_at_the_end()
-            except Exception as failure:  # noqa: BLE001 - it must not hide why the batch ended
+            if (failure := await self._save_at_the_end()) is not None:
+                # It must not hide why the batch ended.
                 attach(error, [failure])
             raise
-        await self._end_saving()
         if self._waiting:
-            await self._save()
-            self._journal.recheck(self.stage.path)
-            raise Park
-        self._journal.rechecks.pop(self.stage.path, None)
+            await self._saves.flush()
+        unsaved = await self._saves.take_back()
         if self.fatal is not None:
             # The last save was under way when the last item ended, and failed after that.
             raise self.fatal
+        if self._waiting:
+            self._journal.recheck(self.stage.path)
+            raise Park
+        self._journal.rechecks.pop(self.stage.path, None)
         # The commit of the node replaces these last results; encode them only to raise if one cannot be stored.
-        await self._seal(self._unsaved, self._parts)
+        await self._seal(unsaved, self._parts)
         return results
 
     async def take(self) -> tuple[int, Any] | None:
-        while len(self._unsaved) + self._in_flight >= UNSAVED and not self._halted:
-            try:
-                await self._save()
-            except Exception as error:  # noqa: BLE001 - conclude() raises it
-                raise self._fail_save(error) from None
+        while len(self._saves) + self._in_flight >= UNSAVED and not self._halted:
+            await self._saves.flush()
+            if self._failure is not None:
+                raise self.halt()
             if perf_counter() > self.run.yield_at:
                 await self.run.yield_now()
         return await super().take()
@@ -159,44 +156,28 @@ class _DurableBatchRun(BatchRun):
             self._queue_save(index)
 
     def _queue_save(self, index: int) -> None:
-        self._unsaved.append((index, self.results[index]))
-        if self._saving is None:
-            self._saving = asyncio.get_running_loop().create_task(self._save_later(), name="stepwell-results")
+        self._saves.put((index, self.results[index]), linger=DELAY)
 
-    async def _save_later(self) -> None:
-        try:
-            while self._unsaved and self.fatal is None:
-                await asyncio.sleep(DELAY)
-                await self._save()
-        except Exception as error:  # noqa: BLE001 - conclude() raises it
-            self._fail_save(error)
-        finally:
-            self._saving = None
-
-    def _fail_save(self, error: Exception) -> Halt:
-        self.fatal = self.fatal or error
-        self._save_failed = True
-        return self.halt()
-
-    async def _save(self) -> None:
-        """Commit the results that are not stored yet; one commit at a time."""
-        async with self._save_lock:
-            results, self._unsaved = self._unsaved, []
-            self._in_flight = len(results)
-            try:
-                if results:
-                    await self._commit(results)
-            finally:
-                self._in_flight = 0
-
-    async def _commit(self, results: list[tuple[int, Any]]) -> None:
+    async def _commit(self, results: list[tuple[int, Any]]) -> list[None]:
+        """Store results that are not stored yet."""
+        if self._failure is not None:
+            return [None] * len(results)
         journal, path = self._journal, self.stage.path
-        for part in await self._seal(results, self._parts):
-            journal.put(path, "done", self._parts, part)
-            self._parts += 1
-        self._succeeded += len(results)
-        journal.open[path] = [self._succeeded, self.total]
-        await journal.save_whole(path)
+        self._in_flight = len(results)
+        try:
+            for part in await self._seal(results, self._parts):
+                journal.put(path, "done", self._parts, part)
+                self._parts += 1
+            self._succeeded += len(results)
+            journal.open[path] = [self._succeeded, self.total]
+            await journal.save_whole(path)
+        except Exception as error:  # noqa: BLE001 - conclude() raises it
+            self._failure = error
+            self.fatal = self.fatal or error
+            self.halt()
+        finally:
+            self._in_flight = 0
+        return [None] * len(results)
 
     async def _seal(self, results: list[tuple[int, Any]], number: int) -> list[Sealed]:
         """Encode results as one part, or as several if they are large; raise if one cannot be stored."""
@@ -213,18 +194,11 @@ class _DurableBatchRun(BatchRun):
         first = await self._seal(results[:half], number)
         return [*first, *await self._seal(results[half:], number + len(first))]
 
-    async def _save_at_the_end(self) -> None:
-        """Commit the last results of a batch that failed, so that these items do not run again."""
-        await self._end_saving()
-        if not self._save_failed:
-            await self._save()
-
-    async def _end_saving(self) -> None:
-        if (saving := self._saving) is not None:
-            # While this task has the lock, no commit is under way.
-            async with self._save_lock:
-                saving.cancel()
-            await settled(saving)
+    async def _save_at_the_end(self) -> Exception | None:
+        """Commit the last results of a batch that failed, so that these items do not run again; return a new error."""
+        before = self._failure
+        await self._saves.flush()
+        return self._failure if before is None else None
 
 
 def row_of(index: int, result: Any) -> list[Any]:
