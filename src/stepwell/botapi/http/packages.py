@@ -13,8 +13,8 @@ try:
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
     from uvicorn.protocols.http.h11_impl import H11Protocol
-except ModuleNotFoundError as error:
-    raise ImportError(f"the local Bot API needs {error.name}; run: pip install 'stepwell[botapi]'") from error
+except ModuleNotFoundError as _error:
+    raise ImportError(f"the local Bot API needs {_error.name}; run: pip install 'stepwell[botapi]'") from _error
 
 __all__ = [
     "ClientDisconnect",
