@@ -255,7 +255,7 @@ async def brew(
 async def check(storage: Storage, storm: Storm, finals: dict[str, list[dict[str, Any]]]) -> None:
     """Check that nothing was lost, doubled, out of turn or left over."""
     stored = {entry.key: entry async for entry in storage.scan(RUNS)}
-    tables = {flow_id: table_of(entry.place, entry.address) or {} for flow_id, entry in stored.items()}
+    tables = {flow_id: table_of(entry.head, entry.address) or {} for flow_id, entry in stored.items()}
     states = {flow_id: entry.state.data for flow_id, entry in stored.items()}
     flow_of = {flow_id: entry.place.flow or "" for flow_id, entry in stored.items()}
     status = {flow_id: table["status"] for flow_id, table in tables.items()}
@@ -374,7 +374,7 @@ async def check_rest(storage: Storage, stored: dict[str, Any], stuck: set[str], 
     locks = [entry.state.data["run"] async for entry in storage.scan(PARTITIONS)]
     assert len(locks) <= killed
     for flow_id in locks:
-        assert (table_of(stored[flow_id].place, stored[flow_id].address) or {})["status"] in ENDED
+        assert (table_of(stored[flow_id].head, stored[flow_id].address) or {})["status"] in ENDED
     print(f"{len(locks)} locks of partitions are left")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, Final
 
+from stepwell.codec import values
 from stepwell.codec.json import MalformedJSON, Raw, Struct, decoder, replaced, to_json
 from stepwell.errors import CorruptRecord
 from stepwell.record import NO_HEAD, Address, OpenedHead, Place
@@ -46,6 +47,17 @@ class Waiting(Struct, frozen=True, array_like=True):
     def place(self) -> Place:
         """Its place."""
         return Place(self.flow, self.state, self.revision)
+
+    def opened(self, record: Any) -> tuple[dict[Any, Any], Any]:
+        """Return its data and the field for the result. Raises ``CorruptRecord``."""
+        try:
+            kept = values.decode(bytes(self.kept).decode(), record.storage.limits.depth)
+        except values.DecodeError as error:
+            raise CorruptRecord(record.address.text, "a waiting flow", str(error)) from error
+        if not (isinstance(kept, list) and len(kept) == 2 and isinstance(kept[0], dict)):
+            raise CorruptRecord(record.address.text, "a waiting flow", "has an unknown format")
+        data, into = kept
+        return data, into
 
 
 class Extension(Struct, frozen=True, omit_defaults=True):

@@ -83,14 +83,14 @@ def catch_up(flows: Mapping[str, FlowDescription], slot: Slot) -> bool:
 
 def migrate_slot(flows: Mapping[str, FlowDescription], slot: Slot) -> bool:
     """Migrate a held record, with the outer flows on its stack, in memory. Return whether anything was old."""
-    kept, depth = extension_of(slot), slot.storage.limits.depth
+    kept = extension_of(slot)
     place, history, data = _present(flows, slot.place, kept.history, slot.copy_of_data)
     outdated = place != slot.place
     if data is not None:
         _check_storable(slot, slot.place, data)
     stack = []
     for waiting in kept.stack:
-        waiting_data, into = values.decode(bytes(waiting.kept).decode(), depth)
+        waiting_data, into = waiting.opened(slot)
         found, its_history, found_data = _present(
             flows, waiting.place, waiting.history, partial(copy.deepcopy, waiting_data)
         )

@@ -145,7 +145,7 @@ class Moves(Block):
             problem = f"{quoted(place.flow)} is not an inner flow; pop_flow() ends a flow that push_flow() began"
             return self._invalid(place.flow, place.state, None, problem=problem if place.flow else None)
         outer = stack[-1]
-        data, into = values.decode(bytes(outer.kept).decode(), self._record.storage.limits.depth)
+        data, into = outer.opened(self._record)
         self._enter(*outer.place, outer.history, stack[:-1])
         self._record.data = data
         self.result = result

@@ -33,8 +33,9 @@ class GroupCommit(Generic[T, R]):
         #: The event loop with a running timer. One timer serves many groups, because few are written when they are due.
         self._timed: asyncio.AbstractEventLoop | None = None
 
-    def __len__(self) -> int:
-        """The items that wait, without those that are being written."""
+    @property
+    def waiting(self) -> int:
+        """The number of items that wait, without those that are being written."""
         return len(self._lingering) + len(self._queue)
 
     @property

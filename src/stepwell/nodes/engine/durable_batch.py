@@ -134,7 +134,7 @@ class _DurableBatchRun(BatchRun):
         return results
 
     async def take(self) -> tuple[int, Any] | None:
-        while len(self._saves) + self._in_flight >= UNSAVED and not self._halted:
+        while self._saves.waiting + self._in_flight >= UNSAVED and not self._halted:
             await self._saves.flush()
             if self._failure is not None:
                 raise self.halt()
