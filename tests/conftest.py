@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from stepwell import _portal, sync
 from stepwell.storage import Storage
-from stepwell.storage.sweeper import Sweeper
+from stepwell.storage.base.sweeper import Sweeper
 from stepwell.testing import Clock
 from tests import backends
 from tests.reliability.dose import dose

@@ -22,8 +22,8 @@ from stepwell.fsm.hooks import takes
 from stepwell.nodes import NodeFlow, worker
 from stepwell.nodes.engine.options import storage_of
 from stepwell.storage import Storage
-from stepwell.storage.starting import when_available
 from stepwell.storage.state_storage import is_configured
+from stepwell.storage.transport.starting import when_available
 from stepwell.storage.urls import as_storage
 
 __all__ = [

@@ -16,7 +16,7 @@ import pytest
 from stepwell import Log, open_storage
 from stepwell.nodes import NodeFlow, Parked, Wait
 from stepwell.record import Address
-from stepwell.storage.copy import _Copier
+from stepwell.storage.copying.copy import _Copier
 from tests.backends import Backend
 from tests.cli.conftest import Command, fill
 

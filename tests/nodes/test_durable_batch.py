@@ -21,7 +21,7 @@ from stepwell.nodes.engine.durable_batch import ITEMS_A_PART, UNSAVED, _DurableB
 from stepwell.nodes.engine.on_error import kept_error
 from stepwell.record import RUNS
 from stepwell.storage import Apply, Get
-from stepwell.storage.group_commit import GroupCommit
+from stepwell.storage.transport.group_commit import GroupCommit
 from tests.backends import Backend
 from tests.nodes.test_durable import Boom, Say, Watching
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeVar
 
 from stepwell.storage import Storage
-from stepwell.storage.facade import MOST_ABSENT
+from stepwell.storage.base.facade import MOST_ABSENT
 
 S = TypeVar("S", bound=Storage)
 

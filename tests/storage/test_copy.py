@@ -15,7 +15,8 @@ from stepwell import Log, MemoryStorage, State, Storage, copy_records, open_stor
 from stepwell.errors import Busy, CorruptRecord, InvalidOption, NotCopied, StorageUnavailable, VersionChanged
 from stepwell.record import INBOX, LOGS, QUARANTINE, RUNS, Address, Change, Queue, Stored
 from stepwell.slot import Slot
-from stepwell.storage import Apply, Claim, Claimed, Copied, Get, Operation, Range, Release, bulk, copy
+from stepwell.storage import Apply, Claim, Claimed, Copied, Get, Operation, Range, Release
+from stepwell.storage.copying import claims, copy
 from stepwell.testing import Clock
 from tests import backends
 from tests.backends import Backend
@@ -323,7 +324,7 @@ async def test_a_record_that_stays_held_raises_busy() -> None:
 async def test_a_copy_that_waits_for_held_records_logs_one_of_them(
     where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(bulk, "LOG_AFTER", 0.05)
+    monkeypatch.setattr(claims, "LOG_AFTER", 0.05)
     clock = Clock()
     source, target = MemoryStorage(clock=clock), MemoryStorage(clock=clock)
     for key in range(3):
@@ -337,7 +338,7 @@ async def test_a_copy_that_waits_for_held_records_logs_one_of_them(
             await asyncio.sleep(0.01)
     clock.advance(31)
     assert (await copying).verified == 3
-    [line] = [each.getMessage() for each in caplog.records if each.name == bulk.logger.name]
+    [line] = [each.getMessage() for each in caplog.records if each.name == claims.logger.name]
     assert re.match(
         r"waiting for bot/[012] in memory: it is held, .* by a process that was killed, for up to 30 s", line
     )

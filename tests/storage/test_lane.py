@@ -9,9 +9,9 @@ import pytest
 from stepwell import open_storage
 from stepwell.errors import InvalidOption, OutcomeUnknown, StorageClosed, StorageError, StorageFull, StorageUnavailable
 from stepwell.record import Address, Change
-from stepwell.storage import lane as lane_module
-from stepwell.storage.lane import JOURNAL_LIFE, Batch, Lane
 from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Operation, Release, Result
+from stepwell.storage.transport import lane as lane_module
+from stepwell.storage.transport.lane import JOURNAL_LIFE, Batch, Lane
 from stepwell.testing import Clock, FaultyStorage
 from tests.storage.key_checks import skip_key_checks
 

@@ -15,9 +15,10 @@ import asyncpg
 import pytest
 
 from stepwell import MemoryStorage, Storage, open_storage
-from stepwell.storage import notices, outage
-from stepwell.storage.notices import NoticeChannel, payload_of
 from stepwell.storage.postgres import PostgresStorage
+from stepwell.storage.transport import outage
+from stepwell.storage.wakeups import notices
+from stepwell.storage.wakeups.notices import NoticeChannel, payload_of
 from tests.servers import pgbouncer, postgres
 from tests.servers.postgres import PostgresServer
 from tests.servers.proxy import Proxy

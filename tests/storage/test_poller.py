@@ -10,8 +10,9 @@ import pytest
 from stepwell import MemoryStorage
 from stepwell.errors import Conflict, CorruptRecord, StorageUnavailable
 from stepwell.record import Address, Change
-from stepwell.storage import Apply, outage, poller
+from stepwell.storage import Apply, poller
 from stepwell.storage.poller import DueTasks
+from stepwell.storage.transport import outage
 from stepwell.testing import Clock
 
 

@@ -23,11 +23,11 @@ from stepwell.record import Address, Change, Place, Queue, Version
 from stepwell.slot import Slot
 from stepwell.slot.waiters import turn_of
 from stepwell.storage import Applied, Apply, Claim, Claimed, Get, Guard, Operation, Query, Release, Taken
-from stepwell.storage.lane import JOURNAL_LIFE, Batch
 from stepwell.storage.postgres import PostgresStorage, fast_parts, fast_path
 from stepwell.storage.postgres import schema as schemas
 from stepwell.storage.postgres.client import PostgresConnection
 from stepwell.storage.postgres.schema import VERSION
+from stepwell.storage.transport.lane import JOURNAL_LIFE, Batch
 from stepwell.testing import Clock, JournaledStorageContract
 from tests.backends.postgres import Postgres
 from tests.servers import pgbouncer

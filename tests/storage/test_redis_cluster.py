@@ -28,11 +28,11 @@ from stepwell.nodes import NodeFlow
 from stepwell.record import Change
 from stepwell.slot import Slot
 from stepwell.storage import Apply, Claim, Claimed, Release, Result, observers
-from stepwell.storage.lane import Batch
 from stepwell.storage.observers import RunBatch
 from stepwell.storage.redis import RedisStorage
 from stepwell.storage.redis.cluster import _SLOTS, ClusterNode
 from stepwell.storage.redis.wire import tag_of
+from stepwell.storage.transport.lane import Batch
 from tests.fsm.conftest import Form, message
 from tests.nodes.flows import Trail
 from tests.servers.proxy import Proxy

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from stepwell.storage.timeout import CallTimeout
+from stepwell.storage.transport.timeout import CallTimeout
 
 
 async def call(timeout: CallTimeout, work: asyncio.Future[str]) -> str:

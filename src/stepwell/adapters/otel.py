@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, TracerProvider
 
     from stepwell.storage import Storage
-    from stepwell.storage.lane import Batch
     from stepwell.storage.operations import Result
+    from stepwell.storage.transport.lane import Batch
 
 otel_context: Any = require("opentelemetry.context", "otel", distribution="opentelemetry-api", minimum="1.25")
 otel_metrics: Any = require("opentelemetry.metrics", "otel")

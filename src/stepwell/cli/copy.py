@@ -22,7 +22,7 @@ from stepwell.operate.log import log_write
 from stepwell.operate.records import check_bot
 from stepwell.record import RUNS
 from stepwell.storage import Storage
-from stepwell.storage.copy import Copied, copy_records, count_extra, count_records
+from stepwell.storage.copying.copy import Copied, copy_records, count_extra, count_records
 from stepwell.storage.sqlite import SQLiteStorage
 
 __all__ = ["add"]

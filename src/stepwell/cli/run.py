@@ -22,7 +22,7 @@ from stepwell.cli.console import tell
 from stepwell.errors import UsageError
 from stepwell.fsm import Router
 from stepwell.nodes import worker
-from stepwell.storage.starting import when_available
+from stepwell.storage.transport.starting import when_available
 
 __all__ = ["find_workers", "reload", "run", "run_webhook", "set_up_logging", "webhook_secret"]
 

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Final, NamedTuple, Protocol
 
 from stepwell.errors import Busy, TooLarge
-from stepwell.storage.group_commit import GroupCommit
+from stepwell.storage.transport.group_commit import GroupCommit
 
 __all__ = ["MOST_VALUES", "AppendQueue", "LogOptions", "PendingAppend"]
 

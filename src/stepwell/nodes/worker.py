@@ -38,8 +38,8 @@ from stepwell.nodes.schedule import Schedule
 from stepwell.record import RUNS, Address
 from stepwell.storage.poller import poll
 from stepwell.storage.presence import Presence
-from stepwell.storage.starting import when_available
 from stepwell.storage.state_storage import is_configured
+from stepwell.storage.transport.starting import when_available
 
 if TYPE_CHECKING:
     from stepwell.nodes.engine.execution import Execution

@@ -1,7 +1,7 @@
-"""Storages: the contract, and a module per backend."""
+"""Storages: the contract, and a module or a folder per backend."""
 
 from stepwell.storage.contract import Storage
-from stepwell.storage.copy import Copied, copy_records
+from stepwell.storage.copying.copy import Copied, copy_records
 from stepwell.storage.keyvalue import KeyValueStorage
 from stepwell.storage.listing import ANY, Due, Entry, Page, Query, Swept
 from stepwell.storage.memory import MemoryStorage

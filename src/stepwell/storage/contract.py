@@ -17,13 +17,13 @@ from stepwell._secrets import quoted
 from stepwell.codec import encode_namespace
 from stepwell.errors import InvalidOption, Unsupported
 from stepwell.record import KEEP, Address, Limits
-from stepwell.storage.lane import Lane
-from stepwell.storage.lifecycle import Lifecycle
+from stepwell.storage.base.lifecycle import Lifecycle
+from stepwell.storage.base.renewal import Renewals
+from stepwell.storage.base.sweeper import ExpiredListener, Sweeper
 from stepwell.storage.listing import ANY, Any_, Beside, Due, Entry, Page, Query, StateCount, Swept
 from stepwell.storage.observers import RunBatch, batch_observers, storage_observers
 from stepwell.storage.operations import Apply, Claim, Operation, Result, check_queue
-from stepwell.storage.renewal import Renewals
-from stepwell.storage.sweeper import ExpiredListener, Sweeper
+from stepwell.storage.transport.lane import Lane
 from stepwell.storage.wakeups import Callback, add_listener, check_topic, wake
 
 __all__ = ["Storage"]

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from stepwell.storage.contract import Storage
-    from stepwell.storage.lane import Batch
     from stepwell.storage.operations import Result
+    from stepwell.storage.transport.lane import Batch
 
 __all__ = ["BatchObserver", "RunBatch", "StorageObserver", "batch_observers", "storage_observers"]
 

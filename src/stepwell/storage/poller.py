@@ -13,7 +13,7 @@ from stepwell.errors import StorageError, Unsupported
 from stepwell.record import Address
 from stepwell.storage.contract import Storage
 from stepwell.storage.listing import Due
-from stepwell.storage.outage import OutageLog
+from stepwell.storage.transport.outage import OutageLog
 
 __all__ = ["DueTasks", "Pauses", "poll"]
 

@@ -20,7 +20,7 @@ from stepwell.errors import StorageError, StoredDataError, TooLarge
 from stepwell.record import INBOX, Change, Stored
 from stepwell.storage import Storage
 from stepwell.storage.operations import Apply, Get
-from stepwell.storage.outage import OutageLog
+from stepwell.storage.transport.outage import OutageLog
 from stepwell.telegram.aside import set_aside
 
 __all__ = ["MOST_ATTEMPTS", "Inbox"]

@@ -14,7 +14,7 @@ from stepwell.errors import BotUnavailable, Busy, Conflict, RecordReplaced, Stor
 from stepwell.fsm import Router, Update
 from stepwell.fsm.admin import forgotten_places
 from stepwell.fsm.refusals import Origin, sending
-from stepwell.storage.outage import OutageLog
+from stepwell.storage.transport.outage import OutageLog
 from stepwell.telegram.client import BotClient
 from stepwell.telegram.press import Press
 from stepwell.telegram.sending import Sender

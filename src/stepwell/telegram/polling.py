@@ -15,7 +15,7 @@ from stepwell._secrets import quoted
 from stepwell.errors import InsideLoop, InvalidOption
 from stepwell.fsm import FSM, Router
 from stepwell.fsm.update import ON_REQUEST
-from stepwell.storage.starting import when_available
+from stepwell.storage.transport.starting import when_available
 from stepwell.telegram.client import TELEGRAM, BotClient
 from stepwell.telegram.limits import SendLimits
 from stepwell.telegram.outcome import sender_for_timers

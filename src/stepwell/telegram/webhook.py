@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from stepwell.errors import InvalidOption, OutcomeUnknown, StepwellError, StorageError
 from stepwell.fsm import Router, Update
-from stepwell.storage.starting import when_available
+from stepwell.storage.transport.starting import when_available
 from stepwell.telegram.aside import set_aside
 from stepwell.telegram.client import TELEGRAM, BotClient
 from stepwell.telegram.limits import SendLimits

@@ -9,7 +9,7 @@ from typing import Any
 from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption, StepwellError, StorageUnavailable
 from stepwell.storage import MemoryStorage, Operation, Result, Storage
-from stepwell.storage.lane import Batch
+from stepwell.storage.transport.lane import Batch
 
 __all__ = ["FaultyStorage"]
 

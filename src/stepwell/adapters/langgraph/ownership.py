@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from stepwell.errors import Conflict, LeaseLost, OutcomeUnknown, RecordExists, VersionChanged
 from stepwell.record import Address, Change, Stored, Version
 from stepwell.storage import Applied, Apply, Get, Guard, Storage
-from stepwell.storage.group_commit import GroupCommit
+from stepwell.storage.transport.group_commit import GroupCommit
 
 if TYPE_CHECKING:
     from langchain_core.runnables import RunnableConfig

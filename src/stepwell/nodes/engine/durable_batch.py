@@ -13,7 +13,7 @@ from stepwell.nodes.engine.hooks import call_hook
 from stepwell.nodes.engine.items import BatchRun
 from stepwell.nodes.engine.on_error import Failed, attach, kept_error
 from stepwell.slot import Sealed
-from stepwell.storage.group_commit import GroupCommit
+from stepwell.storage.transport.group_commit import GroupCommit
 
 if TYPE_CHECKING:
     from stepwell.nodes.engine.branch import Branch

@@ -16,7 +16,7 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 from stepwell._optional import require
 from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption, StepwellError, StorageError, StorageFull, StorageUnavailable
-from stepwell.storage.timeout import CallTimeout
+from stepwell.storage.transport.timeout import CallTimeout
 from stepwell.storage.urls import check_url
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import asyncio
 from hashlib import sha256
 from typing import Any
 
-from stepwell.storage import notices
 from stepwell.storage.postgres.client import Options, PostgresConnection, Source
+from stepwell.storage.wakeups import notices
 
 __all__ = ["PostgresChannel"]
 

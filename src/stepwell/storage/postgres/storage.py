@@ -11,7 +11,6 @@ from stepwell._backoff import backoff
 from stepwell.errors import EncodeError, StorageUnavailable
 from stepwell.record import Address, Limits
 from stepwell.storage.contract import Storage
-from stepwell.storage.lane import Batch, check_patience
 from stepwell.storage.listing import ANY, Any_, Beside, Due, Page, Query, StateCount, Swept
 from stepwell.storage.operations import Apply, Get, Operation, Result
 from stepwell.storage.postgres.client import (
@@ -30,7 +29,8 @@ from stepwell.storage.postgres.places import PlaceIndex, filters
 from stepwell.storage.postgres.rows import COLUMNS, STORED, columns, escaped, results, stored
 from stepwell.storage.postgres.schema import checked, checked_partitions, create
 from stepwell.storage.queue_text import END
-from stepwell.storage.reads import read_again
+from stepwell.storage.transport.lane import Batch, check_patience
+from stepwell.storage.transport.reads import read_again
 from stepwell.storage.urls import check_url, take_options, truth
 
 __all__ = ["PostgresStorage"]

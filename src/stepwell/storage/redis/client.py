@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from stepwell._optional import require
 from stepwell.errors import InvalidOption, StorageUnavailable
-from stepwell.storage.timeout import CallTimeout
+from stepwell.storage.transport.timeout import CallTimeout
 from stepwell.storage.urls import check_url
 
 _redis = require("redis", "redis")

@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from stepwell.errors import StorageUnavailable
-from stepwell.storage.lane import Batch, Entry, Lane
 from stepwell.storage.operations import Apply, Get, Operation, Result
 from stepwell.storage.redis.cluster import Cluster
 from stepwell.storage.redis.wire import TAGS, tag_of
+from stepwell.storage.transport.lane import Batch, Entry, Lane
 
 __all__ = ["CONFIRM", "REST", "WRITES", "ClusterLanes", "whole"]
 

@@ -13,9 +13,7 @@ from typing import Any, Final, TypeVar, cast
 
 from stepwell.record import Address, Stored
 from stepwell.storage.listing import Any_, Due, Page, Query, Swept
-from stepwell.storage.outage import OutageLog
 from stepwell.storage.queue_text import END, key_of
-from stepwell.storage.reads import read_again
 from stepwell.storage.redis.cluster import Cluster
 from stepwell.storage.redis.server import Request, Server
 from stepwell.storage.redis.wire import (
@@ -30,6 +28,8 @@ from stepwell.storage.redis.wire import (
     space_of,
     stored,
 )
+from stepwell.storage.transport.outage import OutageLog
+from stepwell.storage.transport.reads import read_again
 
 __all__ = ["RedisListing"]
 

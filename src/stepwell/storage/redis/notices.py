@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from stepwell.errors import StorageUnavailable
-from stepwell.storage import notices
 from stepwell.storage.redis.client import Refused, Reply
 from stepwell.storage.redis.cluster import Cluster
 from stepwell.storage.redis.server import Server, refused
+from stepwell.storage.wakeups import notices
 
 __all__ = ["RedisChannel"]
 

@@ -17,7 +17,6 @@ from stepwell.codec.json import to_msgpack
 from stepwell.errors import InvalidOption, NotReplicated, StorageClosed, StorageError, StorageUnavailable
 from stepwell.record import Address, Limits
 from stepwell.storage.contract import Storage
-from stepwell.storage.lane import Batch, Lane, check_patience
 from stepwell.storage.listing import ANY, Any_, Beside, Due, Page, Query, Swept
 from stepwell.storage.observers import RunBatch
 from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Operation, Result
@@ -37,6 +36,7 @@ from stepwell.storage.redis.wire import (
     result,
     tag_of,
 )
+from stepwell.storage.transport.lane import Batch, Lane, check_patience
 from stepwell.storage.urls import check_url, take_options, truth
 
 if TYPE_CHECKING:

@@ -20,11 +20,11 @@ from stepwell.record import (
     ReservedNamespace,
     Stored,
 )
-from stepwell.storage.bulk import PatientClaims, all_ended
+from stepwell.storage.copying.claims import PatientClaims, all_ended
+from stepwell.storage.copying.selection import OF_BOTS, belongs_to
 from stepwell.storage.listing import Query
 from stepwell.storage.operations import Apply, Get, Guard, Release
 from stepwell.storage.sealed.storage import SealedStorage
-from stepwell.storage.selection import OF_BOTS, belongs_to
 
 __all__ = ["Rotated", "rotate_keys"]
 

@@ -9,14 +9,14 @@ from typing import Any, Self, TypeVar
 from stepwell.codec.large import in_thread
 from stepwell.errors import InvalidOption, TooLarge
 from stepwell.record import KEEP, Address, Stored
+from stepwell.storage.base.sweeper import notify_expired
 from stepwell.storage.contract import Storage
-from stepwell.storage.lane import Batch, retrieve
 from stepwell.storage.listing import ANY, Any_, Beside, Due, Page, Query, StateCount, Swept
 from stepwell.storage.operations import Apply, Claim, Operation, Release, Result, check_queue
 from stepwell.storage.sealed.cipher import Keyring, NameCipher
 from stepwell.storage.sealed.keys import SealingKey, keys_of_environment, names_key_of_environment, sealing_keys
 from stepwell.storage.sealed.records import RecordCodec
-from stepwell.storage.sweeper import notify_expired
+from stepwell.storage.transport.lane import Batch, retrieve
 from stepwell.storage.urls import open_storage, take_options, truth
 from stepwell.storage.wakeups import Callback
 

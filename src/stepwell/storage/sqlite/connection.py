@@ -20,9 +20,9 @@ from weakref import WeakSet
 import apsw
 
 from stepwell.errors import DamagedStorage, StepwellError, StorageFull, StorageUnavailable, UsageError
-from stepwell.storage.outage import OutageLog
 from stepwell.storage.sqlite.schema import prepare
 from stepwell.storage.sqlite.wal import Ignored, ignored_frames
+from stepwell.storage.transport.outage import OutageLog
 
 __all__ = ["MEMORY", "Connection", "SQLiteError", "SQLiteFile", "has_wal_reset_bug", "is_network"]
 

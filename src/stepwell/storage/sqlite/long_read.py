@@ -8,9 +8,9 @@ from threading import Event
 from typing import Any, Generic, TypeVar
 
 from stepwell.errors import StorageClosed
-from stepwell.storage.lane import retrieve
 from stepwell.storage.sqlite.connection import Connection, SQLiteError, SQLiteFile
 from stepwell.storage.sqlite.thread import StorageThread
+from stepwell.storage.transport.lane import retrieve
 
 __all__ = ["LongRead"]
 

@@ -15,7 +15,6 @@ from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption, StepwellError, StorageClosed
 from stepwell.record import Address, Limits, Stored
 from stepwell.storage.contract import Storage
-from stepwell.storage.lane import elapsed
 from stepwell.storage.listing import ANY, Any_, Beside, Due, Page, Query, StateCount, Swept
 from stepwell.storage.operations import Apply, Get, Operation, Result
 from stepwell.storage.sqlite.connection import MEMORY, Connection, SQLiteError, SQLiteFile
@@ -23,6 +22,7 @@ from stepwell.storage.sqlite.listing import Listing
 from stepwell.storage.sqlite.long_read import LongRead
 from stepwell.storage.sqlite.rows import Rows
 from stepwell.storage.sqlite.thread import StorageThread
+from stepwell.storage.transport.lane import elapsed
 from stepwell.storage.urls import take_options
 
 __all__ = ["SQLiteStorage"]

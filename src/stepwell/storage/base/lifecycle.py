@@ -11,10 +11,10 @@ from typing import Any, Self
 from stepwell._portal import background_loop
 from stepwell.errors import StorageClosed, WrongLoop
 from stepwell.record import Address, Limits
-from stepwell.storage.facade import Facade
-from stepwell.storage.lane import Lane, retrieve
-from stepwell.storage.notices import NoticeChannel, Outbox
-from stepwell.storage.sweeper import Sweeper
+from stepwell.storage.base.facade import Facade
+from stepwell.storage.base.sweeper import Sweeper
+from stepwell.storage.transport.lane import Lane, retrieve
+from stepwell.storage.wakeups.notices import NoticeChannel, Outbox
 
 __all__ = ["Lifecycle"]
 

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption
 
-__all__ = ["Callback", "Listener", "add_listener", "call_soon", "check_topic", "has_listeners", "wake"]
+__all__ = ["LONGEST_TOPIC", "Callback", "Listener", "add_listener", "call_soon", "check_topic", "has_listeners", "wake"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 

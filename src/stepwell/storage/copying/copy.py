@@ -20,10 +20,10 @@ from stepwell.record import (
     Keep,
     Stored,
 )
-from stepwell.storage.bulk import PatientClaims, all_ended
 from stepwell.storage.contract import Storage
+from stepwell.storage.copying.claims import PatientClaims, all_ended
+from stepwell.storage.copying.selection import Selection
 from stepwell.storage.operations import Apply, Claim, Claimed, Get, Guard, Range, Release
-from stepwell.storage.selection import Selection
 from stepwell.storage.urls import as_storage
 
 __all__ = ["Copied", "copy_records", "count_extra", "count_records"]

@@ -12,8 +12,8 @@ from contextlib import suppress
 
 from stepwell._backoff import backoff, jittered
 from stepwell.errors import StepwellError, StorageError, StorageUnavailable
-from stepwell.storage import outage
-from stepwell.storage.wakeups import Callback, Listener, call_soon
+from stepwell.storage.transport import outage
+from stepwell.storage.wakeups.local import Callback, Listener, call_soon
 
 __all__ = ["NoticeChannel", "Outbox", "payload_of"]
 

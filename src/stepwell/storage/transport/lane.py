@@ -24,8 +24,8 @@ from stepwell.errors import (
     StorageFull,
     StorageUnavailable,
 )
-from stepwell.storage.group_commit import GroupCommit
 from stepwell.storage.operations import Apply, Claim, Claimed, Operation, Release, Result
+from stepwell.storage.transport.group_commit import GroupCommit
 
 __all__ = ["JOURNAL_LIFE", "REPEATABLE", "Batch", "Entry", "Lane", "check_patience", "elapsed", "retrieve"]
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from stepwell._backoff import backoff, jittered
 from stepwell.errors import OutcomeUnknown, StorageError, StorageFull, StorageUnavailable
 from stepwell.storage.contract import Storage
-from stepwell.storage.outage import OutageLog
+from stepwell.storage.transport.outage import OutageLog
 
 __all__ = ["when_available"]
 

@@ -1,0 +1,1 @@
+"""What ``Storage`` consists of: its lifecycle, its methods for users, and its background work."""

@@ -1,0 +1,1 @@
+"""Copies of records in another storage."""
