@@ -217,12 +217,14 @@ def _share_partitions() -> None:
     async def acquire(*run: Any) -> None:
         pass
 
-    async def repair(storage: Storage, flow: str, name: str, partition: str) -> None:
-        for waiting in await storage.queued(RUNS, name):
-            await partitions._activate(storage, waiting)
+    async def check(repairs: partitions.Repairs, flow: str) -> None:
+        storage = repairs._storage
+        for name in await storage.queues(RUNS, prefix=partitions._prefix(flow), limit=partitions.AT_ONCE):
+            for waiting in await storage.queued(RUNS, name):
+                await partitions._enqueue(storage, name, waiting)
 
     partitions.acquire = acquire
-    partitions._repair = repair
+    setattr(partitions.Repairs, "check", check)  # noqa: B010 - mypy refuses the assignment of a method
 
 
 def _lose_answers() -> None:

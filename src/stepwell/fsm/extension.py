@@ -54,10 +54,19 @@ class Waiting(Struct, frozen=True, array_like=True):
             kept = values.decode(bytes(self.kept).decode(), record.storage.limits.depth)
         except values.DecodeError as error:
             raise CorruptRecord(record.address.text, "a waiting flow", str(error)) from error
-        if not (isinstance(kept, list) and len(kept) == 2 and isinstance(kept[0], dict)):
+        if not (isinstance(kept, list) and len(kept) == 2 and isinstance(kept[0], dict) and _is_field(kept[1])):
             raise CorruptRecord(record.address.text, "a waiting flow", "has an unknown format")
         data, into = kept
         return data, into
+
+
+def _is_field(value: Any) -> bool:
+    """Whether data can have a field of this name."""
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
 
 
 class Extension(Struct, frozen=True, omit_defaults=True):
