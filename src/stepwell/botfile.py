@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from stepwell.errors import UsageError
 from stepwell.fsm import Router
-from stepwell.fsm.hooks import takes
+from stepwell.fsm.flows.hooks import takes
 from stepwell.nodes import NodeFlow, worker
 from stepwell.nodes.engine.options import storage_of
 from stepwell.storage import Storage

@@ -22,7 +22,7 @@ from stepwell.adapters.telebot import calls as telebot_calls
 from stepwell.botapi import BotAPI
 from stepwell.errors import UsageError
 from stepwell.fsm import FSM, Context, Router
-from stepwell.fsm.framework_objects import as_plain
+from stepwell.fsm.conversation.framework_objects import as_plain
 from stepwell.storage import Storage
 from stepwell.testing import Chat
 

@@ -16,7 +16,7 @@ from stepwell.adapters.telebot import confirm_handled, fsm_of, setup
 from stepwell.botapi import BotAPI, Person
 from stepwell.errors import InvalidOption, StorageUnavailable
 from stepwell.fsm import FSM, Flow, state
-from stepwell.fsm.conversation import Conversation
+from stepwell.fsm.conversation.conversation import Conversation
 from tests.adapters.test_telebot_setup import polling, update
 
 # Older releases of telebot with a newer aiohttp.

@@ -11,7 +11,8 @@ import pytest
 
 from stepwell import State, Storage
 from stepwell.errors import InvalidOption, StorageUnavailable
-from stepwell.fsm import FSM, Context, DuplicateUpdate, Flow, Router, command, keys, outbox, state
+from stepwell.fsm import FSM, Context, DuplicateUpdate, Flow, Router, command, keys, state
+from stepwell.fsm.timers import outbox
 from stepwell.testing import Clock, FaultyStorage
 from tests.backends import Backend
 from tests.fsm.conftest import Form, Make, Open, message

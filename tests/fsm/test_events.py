@@ -195,7 +195,7 @@ async def test_a_timer_has_begun_before_its_write_even_if_the_process_pauses_bef
 
     await step(fsm, "b")
     clock.advance(7)
-    monkeypatch.setattr("stepwell.fsm.timers.monotonic", monotonic)
+    monkeypatch.setattr("stepwell.fsm.timers.timeouts.monotonic", monotonic)
     await fsm.tick()
     written, fired = (
         next(each for each in reversed(fsm.seen) if type(each) is kind) for kind in (Committed, TimerFired)

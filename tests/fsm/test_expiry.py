@@ -11,8 +11,8 @@ import pytest
 
 from stepwell import State, open_storage
 from stepwell.fsm import FSM, Flow, state
-from stepwell.fsm.expiry import GRACE, RETRY
 from stepwell.fsm.machine import Expired
+from stepwell.fsm.timers.expiry import GRACE, RETRY
 from stepwell.storage import Claim, Release, Storage
 from stepwell.testing import Clock, FaultyStorage
 from tests.backends import Backend

@@ -12,7 +12,7 @@ import pytest
 
 from stepwell.errors import InvalidFlow, UnknownFlowError
 from stepwell.fsm import Flow, StateName, UnreachableState, state
-from stepwell.fsm.description import RESERVED, FlowDescription, Flows, describe, name_of
+from stepwell.fsm.flows.description import RESERVED, FlowDescription, Flows, describe, name_of
 
 
 @dataclass
@@ -454,7 +454,7 @@ def test_a_diagram_notes_if_every_transition_is_allowed() -> None:
 
 
 def test_a_diagram_escapes_names_that_are_mermaid_syntax() -> None:
-    from stepwell.fsm.diagram import diagram
+    from stepwell.fsm.flows.diagram import diagram
 
     names = ["end", 'say "hi" #1', "two words", "état", "state_0"]
     flow = describe(SimpleNamespace(flow_name="odd", states=names, transitions={"end": names}, default_state="end"))

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from stepwell.fsm import FSM, Flow, state
-from stepwell.fsm.extension import extension_of, keep
-from stepwell.fsm.history import HISTORY, entry_times, packed_times, with_entry
+from stepwell.fsm.conversation.extension import extension_of, keep
+from stepwell.fsm.conversation.history import HISTORY, entry_times, packed_times, with_entry
 from stepwell.operate.edits import Edit, edit
 from stepwell.operate.record import RecordView, read, show
 from stepwell.record import Place

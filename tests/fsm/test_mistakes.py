@@ -13,7 +13,7 @@ import pytest
 from stepwell import MemoryStorage
 from stepwell.errors import AlreadyHeld, InvalidFlow, InvalidOption, TransitionError
 from stepwell.fsm import FSM, Context, Flow, Router, fsm_flow, kind, state
-from stepwell.fsm.parameters import PARAMETERS
+from stepwell.fsm.conversation.parameters import PARAMETERS
 from stepwell.testing import Chat, Clock
 from tests.fsm.conftest import message
 

@@ -9,7 +9,8 @@ import pytest
 
 from stepwell import MemoryStorage, Storage
 from stepwell.errors import BotApiError, BotUnavailable, StepwellError
-from stepwell.fsm import FSM, Context, Flow, Router, command, outbox, state
+from stepwell.fsm import FSM, Context, Flow, Router, command, state
+from stepwell.fsm.timers import outbox
 from stepwell.storage.operations import Get
 from stepwell.telegram import InputFile
 from stepwell.testing import Clock

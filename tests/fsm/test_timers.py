@@ -9,7 +9,8 @@ import pytest
 
 from stepwell import State, Storage
 from stepwell.errors import StorageUnavailable, Unsupported
-from stepwell.fsm import FSM, Context, Flow, Router, command, keys, state, timers
+from stepwell.fsm import FSM, Context, Flow, Router, command, keys, state
+from stepwell.fsm.timers import timeouts as timers
 from stepwell.fsm.update import Update
 from stepwell.storage import poller
 from stepwell.testing import Clock, FaultyStorage

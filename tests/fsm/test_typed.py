@@ -11,7 +11,7 @@ import pydantic
 import pytest
 
 from stepwell.errors import FieldError, IncompleteData
-from stepwell.fsm.typed import build, check_field, check_fields, is_data_type
+from stepwell.fsm.flows.typed import build, check_field, check_fields, is_data_type
 
 
 class Colour(enum.Enum):

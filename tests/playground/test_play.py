@@ -17,7 +17,7 @@ import pytest
 from stepwell.botfile import defines_router
 from stepwell.errors import UsageError
 from stepwell.fsm import Flow, state
-from stepwell.fsm.description import describe
+from stepwell.fsm.flows.description import describe
 from stepwell.nodes import END, Node, NodeFlow
 from stepwell.nodes.engine.plan import program_of
 from stepwell.nodes.engine.shape import graph_of

@@ -8,7 +8,8 @@ from __future__ import annotations
 from examples.registration import Registration, handlers
 
 from stepwell import Storage
-from stepwell.fsm import FSM, Context, Flow, Router, command, outbox, state
+from stepwell.fsm import FSM, Context, Flow, Router, command, state
+from stepwell.fsm.timers import outbox
 
 outbox.RETRY = 2.0
 

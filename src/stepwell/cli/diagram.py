@@ -10,7 +10,7 @@ from stepwell.cli.command import Commands, add_command
 from stepwell.cli.output import print_json
 from stepwell.errors import UsageError
 from stepwell.fsm import FSM, Router
-from stepwell.fsm.diagram import diagram
+from stepwell.fsm.flows.diagram import diagram
 from stepwell.nodes import NodeFlow
 
 __all__ = ["add"]

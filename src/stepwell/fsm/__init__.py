@@ -33,8 +33,7 @@ from stepwell.errors import (
     UsageError,
 )
 from stepwell.fsm import keys
-from stepwell.fsm.context import Context
-from stepwell.fsm.description import StateName, UnreachableState
+from stepwell.fsm.conversation.context import Context
 from stepwell.fsm.events import (
     AnswerRefused,
     Committed,
@@ -51,13 +50,14 @@ from stepwell.fsm.events import (
     UpdateReceived,
     subscribe,
 )
-from stepwell.fsm.expiry import Expired
 from stepwell.fsm.filters import Filter, callback, command, fsm_flow, fsm_in_flow, fsm_state, kind, text
-from stepwell.fsm.flow import Flow, state
-from stepwell.fsm.form import Form
+from stepwell.fsm.flows.description import StateName, UnreachableState
+from stepwell.fsm.flows.flow import Flow, state
+from stepwell.fsm.forms.form import Form
 from stepwell.fsm.keyboards import button, keyboard, remove_keyboard, reply_keyboard
 from stepwell.fsm.machine import FSM
 from stepwell.fsm.router import Router
+from stepwell.fsm.timers.expiry import Expired
 from stepwell.fsm.update import Update
 
 __all__ = [

@@ -14,10 +14,10 @@ from stepwell.codec import encode_namespace
 from stepwell.errors import InvalidOption, StorageError, StoredDataError
 from stepwell.fsm import keys
 from stepwell.fsm.base import Machine
-from stepwell.fsm.description import name_of
-from stepwell.fsm.duplicates import HandledUpdates, token_of
-from stepwell.fsm.expiry import is_over
-from stepwell.fsm.extension import end, extension_of, keep
+from stepwell.fsm.conversation.duplicates import HandledUpdates, token_of
+from stepwell.fsm.conversation.extension import end, extension_of, keep
+from stepwell.fsm.flows.description import name_of
+from stepwell.fsm.timers.expiry import is_over
 from stepwell.log.names import log_tag
 from stepwell.record import LOGS, Address
 from stepwell.slot import Slot

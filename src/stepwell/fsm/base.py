@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from stepwell.fsm.description import Flows
+from stepwell.fsm.flows.description import Flows
 from stepwell.fsm.keys import KeyStrategy
 from stepwell.fsm.policy import Policy, UnknownStatePolicy
 from stepwell.fsm.update import Update

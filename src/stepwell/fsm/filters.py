@@ -15,9 +15,9 @@ from typing import Any, TypeAlias
 
 from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption
-from stepwell.fsm.context import Context
-from stepwell.fsm.description import name_of
-from stepwell.fsm.parameters import SIMILAR
+from stepwell.fsm.conversation.context import Context
+from stepwell.fsm.conversation.parameters import SIMILAR
+from stepwell.fsm.flows.description import name_of
 from stepwell.fsm.update import KINDS, Update
 
 __all__ = [

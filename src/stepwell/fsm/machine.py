@@ -16,16 +16,17 @@ from stepwell._secrets import quoted
 from stepwell.codec import encode_namespace, ensure_registered
 from stepwell.codec.secret import register_data
 from stepwell.errors import InvalidOption
-from stepwell.fsm import admin, keys, outbox
+from stepwell.fsm import admin, keys
 from stepwell.fsm.base import Machine, Send
-from stepwell.fsm.context import Context, Handler
-from stepwell.fsm.conversation import NOT_GIVEN, Conversation
-from stepwell.fsm.description import Flows
+from stepwell.fsm.conversation.context import Context, Handler
+from stepwell.fsm.conversation.conversation import NOT_GIVEN, Conversation
+from stepwell.fsm.conversation.migration import Migrated, migrate_all
 from stepwell.fsm.events import FSMSubscriber, MachineReady, add_subscriber, emit, subscribers
-from stepwell.fsm.expiry import Expired, hand_over_swept
-from stepwell.fsm.migration import Migrated, migrate_all
+from stepwell.fsm.flows.description import Flows
 from stepwell.fsm.policy import Policy, UnknownStatePolicy
-from stepwell.fsm.timers import Timers
+from stepwell.fsm.timers import outbox
+from stepwell.fsm.timers.expiry import Expired, hand_over_swept
+from stepwell.fsm.timers.timeouts import Timers
 from stepwell.fsm.update import Update
 from stepwell.record import Address
 from stepwell.storage import ANY, Entry, Storage

@@ -14,10 +14,10 @@ from stepwell._backoff import backoff
 from stepwell._secrets import quoted
 from stepwell.errors import Conflict, InvalidOption, StorageError, UnknownFlowError
 from stepwell.fsm.base import Send
-from stepwell.fsm.context import Context, Handler
-from stepwell.fsm.conversation import Conversation
+from stepwell.fsm.conversation.context import Context, Handler
+from stepwell.fsm.conversation.conversation import Conversation
 from stepwell.fsm.filters import Condition, Filter, as_filter
-from stepwell.fsm.hooks import takes
+from stepwell.fsm.flows.hooks import takes
 from stepwell.fsm.machine import FSM
 from stepwell.fsm.refusals import sending
 from stepwell.fsm.update import KINDS, ON_REQUEST

@@ -8,7 +8,7 @@ from typing import Any
 from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption
 from stepwell.fsm import FSM, Flow, Router
-from stepwell.fsm.description import FlowDescription, describe
+from stepwell.fsm.flows.description import FlowDescription, describe
 from stepwell.nodes import NodeFlow
 from stepwell.nodes.engine.plan import program_of
 from stepwell.nodes.engine.shape import graph_of

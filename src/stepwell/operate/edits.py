@@ -18,8 +18,8 @@ from stepwell.codec import check_name, decode_key, decode_namespace, encode_name
 from stepwell.codec.json import replaced
 from stepwell.errors import Busy, CorruptRecord, InvalidOption, StepwellError, VersionChanged
 from stepwell.fsm import FSM
-from stepwell.fsm.extension import TIMEOUT, after_end, opened_extension, with_kept, with_timer
-from stepwell.fsm.history import HISTORY, with_entry
+from stepwell.fsm.conversation.extension import TIMEOUT, after_end, opened_extension, with_kept, with_timer
+from stepwell.fsm.conversation.history import HISTORY, with_entry
 from stepwell.log.names import log_tag
 from stepwell.operate.log import log_write
 from stepwell.operate.record import Missing, errors_of

@@ -14,9 +14,9 @@ from stepwell.codec.json import MalformedJSON, from_json
 from stepwell.codec.secret import secret_fields_of
 from stepwell.codec.values import encode
 from stepwell.errors import InvalidKey, InvalidOption, StepwellError, StoredDataError, Unsupported
-from stepwell.fsm.duplicates import remembered
-from stepwell.fsm.extension import EXPIRY, TIMEOUT, Extension, opened_extension
-from stepwell.fsm.history import entry_times
+from stepwell.fsm.conversation.duplicates import remembered
+from stepwell.fsm.conversation.extension import EXPIRY, TIMEOUT, Extension, opened_extension
+from stepwell.fsm.conversation.history import entry_times
 from stepwell.operate.masking import masked_field, masked_fields
 from stepwell.record import NO_HEAD, Address, Limits, Stored, Version
 from stepwell.storage import Storage

@@ -13,7 +13,7 @@ from stepwell.codec import decode_key, decode_namespace
 from stepwell.codec.values import decode
 from stepwell.errors import InvalidOption, VersionChanged
 from stepwell.fsm import FSM
-from stepwell.fsm.extension import TIMEOUT, set_timer
+from stepwell.fsm.conversation.extension import TIMEOUT, set_timer
 from stepwell.operate import edits
 from stepwell.operate.record import parsed_version, read, version_text, view
 from stepwell.record import KEEP, Address, Stored

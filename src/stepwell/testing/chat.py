@@ -11,7 +11,7 @@ from stepwell._secrets import quoted
 from stepwell.codec import values
 from stepwell.errors import BotApiError, InvalidOption, UsageError
 from stepwell.fsm import Router, Update
-from stepwell.fsm.extension import extension_of
+from stepwell.fsm.conversation.extension import extension_of
 from stepwell.record import State
 from stepwell.slot import Slot
 from stepwell.storage import Storage

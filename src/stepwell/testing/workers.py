@@ -12,7 +12,7 @@ from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption, UsageError
 from stepwell.fsm import FSM, Router
 from stepwell.fsm.base import Send
-from stepwell.fsm.conversation import Conversation
+from stepwell.fsm.conversation.conversation import Conversation
 from stepwell.storage import MemoryStorage, Storage, open_storage
 from stepwell.testing.clock import Clock
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepwell.fsm.description import FlowDescription
+from stepwell.fsm.flows.description import FlowDescription
 from stepwell.nodes import FlowGraph
 
 __all__ = ["describe_flow", "describe_graph"]

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from stepwell.adapters.retry import retry_until_free
 from stepwell.fsm import FSM, Context
-from stepwell.fsm.conversation import Conversation
+from stepwell.fsm.conversation.conversation import Conversation
 from stepwell.record import ReservedNamespace
 from stepwell.slot import Slot
 

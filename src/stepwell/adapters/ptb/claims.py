@@ -24,7 +24,7 @@ from stepwell.adapters.ptb.states import ConversationKey
 from stepwell.adapters.ptb.timeouts import GRACE, deadline_of
 from stepwell.adapters.retry import retry_until_free
 from stepwell.errors import EncodeError, VersionChanged
-from stepwell.fsm.duplicates import HandledUpdates, token_of
+from stepwell.fsm.conversation.duplicates import HandledUpdates, token_of
 from stepwell.record import KEEP, Keep
 from stepwell.slot import Changes, Slot
 

@@ -19,7 +19,7 @@ from stepwell.adapters.retry import retry_until_free
 from stepwell.adapters.sending import make_call, sender
 from stepwell.errors import DuplicateUpdate, InvalidOption, UsageError
 from stepwell.fsm import FSM, Context
-from stepwell.fsm.conversation import Conversation
+from stepwell.fsm.conversation.conversation import Conversation
 
 __all__ = ["ApplicationConversations", "add_conversations", "conversations_of", "current_context", "fsm_of"]
 

@@ -28,7 +28,7 @@ from stepwell.adapters.telebot.order import KeyOrder
 from stepwell.codec import encode_key
 from stepwell.errors import DuplicateUpdate, InvalidOption, UsageError
 from stepwell.fsm import FSM, Context
-from stepwell.fsm.conversation import Conversation
+from stepwell.fsm.conversation.conversation import Conversation
 from stepwell.fsm.update import Update
 
 __all__ = ["BotConversations", "setup"]

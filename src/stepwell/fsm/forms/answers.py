@@ -16,7 +16,7 @@ from uuid import UUID
 from stepwell._secrets import quoted
 from stepwell.codec.json import WrongType, convert
 from stepwell.errors import FieldError, InvalidOption
-from stepwell.fsm import typed
+from stepwell.fsm.flows import typed
 
 __all__ = ["Choice", "Question", "fields_of", "questions_of"]
 

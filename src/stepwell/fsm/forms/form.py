@@ -17,13 +17,14 @@ from stepwell import _portal
 from stepwell._secrets import quoted
 from stepwell.codec import ensure_registered
 from stepwell.errors import FieldError, IncompleteData, InvalidOption, UsageError
-from stepwell.fsm import filters, typed
-from stepwell.fsm.answers import Question, fields_of, questions_of
-from stepwell.fsm.context import Context
-from stepwell.fsm.flow import Flow, state
-from stepwell.fsm.form_buttons import Action, FormButtons
+from stepwell.fsm import filters
+from stepwell.fsm.conversation.context import Context
+from stepwell.fsm.flows import typed
+from stepwell.fsm.flows.flow import Flow, state
+from stepwell.fsm.forms.answers import Question, fields_of, questions_of
+from stepwell.fsm.forms.buttons import Action, FormButtons
+from stepwell.fsm.forms.wording import STRINGS, TEXT_LIMIT, Strings, Text, Wording, check_names
 from stepwell.fsm.router import Router
-from stepwell.fsm.wording import STRINGS, TEXT_LIMIT, Strings, Text, Wording, check_names
 
 __all__ = ["Form"]
 

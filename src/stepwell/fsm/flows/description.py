@@ -12,8 +12,8 @@ from stepwell._secrets import quoted
 from stepwell.codec import check_name
 from stepwell.codec.secret import register_data
 from stepwell.errors import InvalidFlow, InvalidOption, UnknownFlowError
-from stepwell.fsm.hooks import hook_of
-from stepwell.fsm.typed import is_data_type
+from stepwell.fsm.flows.hooks import hook_of
+from stepwell.fsm.flows.typed import is_data_type
 
 __all__ = [
     "RESERVED",

@@ -8,14 +8,15 @@ from typing import Any
 
 from stepwell.codec import values
 from stepwell.errors import RecordExists, UsageError, VersionChanged
-from stepwell.fsm import keys, typed
+from stepwell.fsm import keys
 from stepwell.fsm.base import Machine
-from stepwell.fsm.block import Block
-from stepwell.fsm.description import FlowDescription
+from stepwell.fsm.conversation.block import Block
+from stepwell.fsm.conversation.extension import EXPIRY, TIMEOUT, end, extension_of, set_timer
+from stepwell.fsm.conversation.extension import keep as keep_beside
 from stepwell.fsm.events import Committed, StateEntered, emit, subscribers
-from stepwell.fsm.expiry import schedule
-from stepwell.fsm.extension import EXPIRY, TIMEOUT, end, extension_of, set_timer
-from stepwell.fsm.extension import keep as keep_beside
+from stepwell.fsm.flows import typed
+from stepwell.fsm.flows.description import FlowDescription
+from stepwell.fsm.timers.expiry import schedule
 from stepwell.record import KEEP, NO_HEAD, Keep
 from stepwell.slot import Changes, Slot
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from stepwell.codec import values
-from stepwell.fsm import typed
-from stepwell.fsm.block import NoRecord
-from stepwell.fsm.calls import Calls
-from stepwell.fsm.commit import write
-from stepwell.fsm.extension import extension_of
-from stepwell.fsm.missing_names import missing_name
-from stepwell.fsm.moves import Moves, check_mapping
+from stepwell.fsm.conversation.block import NoRecord
+from stepwell.fsm.conversation.calls import Calls
+from stepwell.fsm.conversation.commit import write
+from stepwell.fsm.conversation.extension import extension_of
+from stepwell.fsm.conversation.missing_names import missing_name
+from stepwell.fsm.conversation.moves import Moves, check_mapping
+from stepwell.fsm.flows import typed
 
 __all__ = ["Context", "Handler"]
 

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 from stepwell._secrets import quoted
 from stepwell.errors import InvalidFlow
-from stepwell.fsm.description import RESERVED, FlowDescription, StateName, Timeout, checked
-from stepwell.fsm.diagram import diagram as draw
-from stepwell.fsm.hooks import check_hooks, takes
+from stepwell.fsm.flows.description import RESERVED, FlowDescription, StateName, Timeout, checked
+from stepwell.fsm.flows.diagram import diagram as draw
+from stepwell.fsm.flows.hooks import check_hooks, takes
 
 __all__ = ["Flow", "state"]
 

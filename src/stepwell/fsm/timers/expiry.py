@@ -18,8 +18,8 @@ from stepwell import _portal
 from stepwell.codec import decode_key
 from stepwell.errors import StoredDataError
 from stepwell.fsm.base import Machine
+from stepwell.fsm.conversation.extension import EXPIRY, HAND_OVER, end, extension_of, keep, opened_extension, set_timer
 from stepwell.fsm.events import ConversationExpired, emit, subscribers
-from stepwell.fsm.extension import EXPIRY, HAND_OVER, end, extension_of, keep, opened_extension, set_timer
 from stepwell.record import DAY, KEEP, NOWHERE, Address, Keep
 from stepwell.slot import Slot
 from stepwell.storage import Entry

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption
-from stepwell.fsm.answers import Choice, Question
-from stepwell.fsm.context import Context
+from stepwell.fsm.conversation.context import Context
+from stepwell.fsm.forms.answers import Choice, Question
 
 __all__ = ["STRINGS", "TEXT_LIMIT", "Strings", "Text", "Wording", "check_names"]
 

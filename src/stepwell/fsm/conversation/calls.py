@@ -6,10 +6,10 @@ from typing import Any
 
 from stepwell.errors import ContextClosed, InvalidOption, UsageError
 from stepwell.fsm import keys
-from stepwell.fsm.block import CLOSED, Block
-from stepwell.fsm.extension import extension_of
-from stepwell.fsm.framework_objects import PLAIN, as_plain
-from stepwell.fsm.parameters import PARAMETERS, check_parameters
+from stepwell.fsm.conversation.block import CLOSED, Block
+from stepwell.fsm.conversation.extension import extension_of
+from stepwell.fsm.conversation.framework_objects import PLAIN, as_plain
+from stepwell.fsm.conversation.parameters import PARAMETERS, check_parameters
 
 __all__ = ["Calls"]
 

@@ -13,9 +13,9 @@ from stepwell.codec import values
 from stepwell.codec.json import Raw
 from stepwell.errors import EncodeError, FieldError, MigrationError, StepwellError
 from stepwell.fsm.base import Machine
-from stepwell.fsm.description import FlowDescription
-from stepwell.fsm.extension import Waiting, extension_of, keep
-from stepwell.fsm.typed import check_fields
+from stepwell.fsm.conversation.extension import Waiting, extension_of, keep
+from stepwell.fsm.flows.description import FlowDescription
+from stepwell.fsm.flows.typed import check_fields
 from stepwell.record import Place
 from stepwell.slot import Slot
 

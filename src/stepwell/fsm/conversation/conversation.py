@@ -9,14 +9,16 @@ from types import TracebackType
 from typing import Any
 
 from stepwell.errors import Conflict, DuplicateUpdate, InvalidOption, StepwellError, StorageError
-from stepwell.fsm import keys, outbox
+from stepwell.fsm import keys
 from stepwell.fsm.admin import move_chat
-from stepwell.fsm.awaited import explain_await
 from stepwell.fsm.base import Machine
-from stepwell.fsm.block import CLOSED, NoRecord
-from stepwell.fsm.commit import run_hooks, write
-from stepwell.fsm.context import Context, Handler
-from stepwell.fsm.duplicates import HandledUpdates, token_of
+from stepwell.fsm.conversation.awaited import explain_await
+from stepwell.fsm.conversation.block import CLOSED, NoRecord
+from stepwell.fsm.conversation.commit import run_hooks, write
+from stepwell.fsm.conversation.context import Context, Handler
+from stepwell.fsm.conversation.duplicates import HandledUpdates, token_of
+from stepwell.fsm.conversation.extension import end
+from stepwell.fsm.conversation.migration import catch_up, is_declared
 from stepwell.fsm.events import (
     DuplicateReceived,
     FSMEvent,
@@ -28,11 +30,10 @@ from stepwell.fsm.events import (
     emit,
     subscribers,
 )
-from stepwell.fsm.expiry import is_expired, retire
-from stepwell.fsm.extension import end
-from stepwell.fsm.migration import catch_up, is_declared
 from stepwell.fsm.refusals import Origin
-from stepwell.fsm.timers import is_timed_out, time_out
+from stepwell.fsm.timers import outbox
+from stepwell.fsm.timers.expiry import is_expired, retire
+from stepwell.fsm.timers.timeouts import is_timed_out, time_out
 from stepwell.fsm.update import Update
 from stepwell.log.update import UpdateAppends
 from stepwell.record import KEEP, Address

@@ -16,15 +16,15 @@ from typing import Any
 from stepwell import _portal
 from stepwell.codec import decode_key, encode_namespace
 from stepwell.errors import AlreadyHeld, Busy, Unsupported
-from stepwell.fsm import expiry, outbox
-from stepwell.fsm.awaited import explain_await
 from stepwell.fsm.base import Machine
-from stepwell.fsm.block import CLOSED
-from stepwell.fsm.commit import run_hooks, write
-from stepwell.fsm.context import Context
+from stepwell.fsm.conversation.awaited import explain_await
+from stepwell.fsm.conversation.block import CLOSED
+from stepwell.fsm.conversation.commit import run_hooks, write
+from stepwell.fsm.conversation.context import Context
+from stepwell.fsm.conversation.extension import TIMEOUT, extension_of
+from stepwell.fsm.conversation.migration import catch_up
 from stepwell.fsm.events import TimerFired, emit, subscribers
-from stepwell.fsm.extension import TIMEOUT, extension_of
-from stepwell.fsm.migration import catch_up
+from stepwell.fsm.timers import expiry, outbox
 from stepwell.fsm.update import Update
 from stepwell.record import Address
 from stepwell.slot import Slot

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from hashlib import blake2s
 from typing import Any, NamedTuple
 
-from stepwell.fsm.answers import Choice, Question
-from stepwell.fsm.context import Context
+from stepwell.fsm.conversation.context import Context
+from stepwell.fsm.forms.answers import Choice, Question
+from stepwell.fsm.forms.wording import Wording
 from stepwell.fsm.keyboards import DATA_LIMIT, button, keyboard
-from stepwell.fsm.wording import Wording
 
 __all__ = ["Action", "FormButtons"]
 

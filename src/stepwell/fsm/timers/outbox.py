@@ -17,9 +17,9 @@ from stepwell._backoff import backoff
 from stepwell.codec import decode_key, values
 from stepwell.errors import AlreadyHeld, BotApiError, BotUnavailable, Conflict, EncodeError, StorageError, TooLarge
 from stepwell.fsm.base import Machine
-from stepwell.fsm.expiry import schedule
-from stepwell.fsm.extension import EXPIRY, OUTBOX, end, extension_of, keep, set_timer
+from stepwell.fsm.conversation.extension import EXPIRY, OUTBOX, end, extension_of, keep, set_timer
 from stepwell.fsm.refusals import Origin, report_refusal, sending
+from stepwell.fsm.timers.expiry import schedule
 from stepwell.record import KEEP, NOWHERE
 from stepwell.slot import Slot
 from stepwell.storage import Storage

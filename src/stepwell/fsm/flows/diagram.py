@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from stepwell.fsm.description import FlowDescription
+from stepwell.fsm.flows.description import FlowDescription
 
 __all__ = ["diagram"]
 

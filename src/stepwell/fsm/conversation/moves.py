@@ -9,11 +9,11 @@ from stepwell._secrets import quoted
 from stepwell.codec import values
 from stepwell.codec.json import Raw
 from stepwell.errors import InvalidOption, TransitionError, UsageError
-from stepwell.fsm import typed
-from stepwell.fsm.block import Block, NoRecord
-from stepwell.fsm.description import FlowDescription
-from stepwell.fsm.extension import Waiting, end, extension_of, keep
-from stepwell.fsm.history import HISTORY, entry_times, packed_times, with_entry
+from stepwell.fsm.conversation.block import Block, NoRecord
+from stepwell.fsm.conversation.extension import Waiting, end, extension_of, keep
+from stepwell.fsm.conversation.history import HISTORY, entry_times, packed_times, with_entry
+from stepwell.fsm.flows import typed
+from stepwell.fsm.flows.description import FlowDescription
 from stepwell.record import Place
 
 __all__ = ["Moves", "check_mapping"]

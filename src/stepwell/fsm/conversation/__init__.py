@@ -1,0 +1,1 @@
+"""One conversation, from its claim to its commit."""

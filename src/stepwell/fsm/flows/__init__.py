@@ -1,0 +1,1 @@
+"""Flows and their states, as users declare them."""

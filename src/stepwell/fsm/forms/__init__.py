@@ -1,0 +1,1 @@
+"""Flows made from models."""
