@@ -175,7 +175,7 @@ def test_a_third_party_package_is_imported_in_one_module_only() -> None:
 def test_nothing_stored_is_ever_unpickled_or_imported_by_name() -> None:
     # remote_chunk.py sends items to process pools, as the pools themselves do; large.py only hashes what it pickles.
     # unpickle.py is the program that stepwell import-ptb --trust-pickle starts; no module of stepwell imports it.
-    pickling = {"nodes/engine/remote_chunk.py", "codec/large.py", "adapters/imports/unpickle.py"}
+    pickling = {"nodes/batch/remote_chunk.py", "codec/large.py", "adapters/imports/unpickle.py"}
     importing = [
         path for path in SOURCE.rglob("*.py") if re.search(r"import .*unpickle|unpickle import", path.read_text())
     ]

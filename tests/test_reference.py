@@ -16,7 +16,7 @@ import pytest
 
 from stepwell.fsm import events as fsm_events
 from stepwell.fsm.keys import KeyStrategy
-from stepwell.nodes.engine.execution import EventKind
+from stepwell.nodes.walk.execution import EventKind
 from stepwell.storage import urls
 from stepwell.storage.postgres import storage as postgres
 from stepwell.storage.redis import storage as redis

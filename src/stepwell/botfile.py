@@ -20,7 +20,7 @@ from stepwell.errors import UsageError
 from stepwell.fsm import Router
 from stepwell.fsm.flows.hooks import takes
 from stepwell.nodes import NodeFlow, worker
-from stepwell.nodes.engine.options import storage_of
+from stepwell.nodes.control.options import storage_of
 from stepwell.storage import Storage
 from stepwell.storage.state_storage import is_configured
 from stepwell.storage.transport.starting import when_available

@@ -15,22 +15,22 @@ from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sized
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from stepwell._secrets import quoted
-from stepwell.nodes.engine.attempts import ExecPolicy, attempt_node
-from stepwell.nodes.engine.base import BaseNode as StepwellNode
-from stepwell.nodes.engine.base import Edge, End
-from stepwell.nodes.engine.base_flow import BaseFlow
-from stepwell.nodes.engine.execution import Execution
-from stepwell.nodes.engine.hooks import Hooks, call_hook, hook_of
-from stepwell.nodes.engine.items import BatchSettings, run_items
-from stepwell.nodes.engine.on_error import conclude, inside_cancelled, together
-from stepwell.nodes.engine.plan import Program, program_of, reach
-from stepwell.nodes.engine.position import Cursor, current, enter
-from stepwell.nodes.engine.runner import drive, run_root, walk
-from stepwell.nodes.engine.workgroup import Halt
+from stepwell.nodes.batch.items import BatchSettings, run_items
 from stepwell.nodes.events import emitter
+from stepwell.nodes.graph.base import BaseNode as StepwellNode
+from stepwell.nodes.graph.base import Edge, End
+from stepwell.nodes.graph.base_flow import BaseFlow
+from stepwell.nodes.graph.hooks import Hooks, call_hook, hook_of
+from stepwell.nodes.graph.plan import Program, program_of, reach
+from stepwell.nodes.walk.attempts import ExecPolicy, attempt_node
+from stepwell.nodes.walk.cursor import Cursor, current, enter
+from stepwell.nodes.walk.execution import Execution
+from stepwell.nodes.walk.on_error import conclude, inside_cancelled, together
+from stepwell.nodes.walk.runner import drive, run_root, walk
+from stepwell.nodes.walk.workgroup import Halt
 
 if TYPE_CHECKING:
-    from stepwell.nodes.engine.plan import Build, Stage, Strategy
+    from stepwell.nodes.graph.plan import Build, Stage, Strategy
 
 __all__ = [
     "AsyncBatchFlow",

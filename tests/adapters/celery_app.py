@@ -11,7 +11,7 @@ from celery import Celery
 
 from stepwell.adapters.celery import CeleryRuns
 from stepwell.nodes import Node, Wait, linear, step
-from stepwell.nodes.engine import journal, lease
+from stepwell.nodes.run import journal, lease
 
 # A runner that died is noticed after seconds, not after ten.
 lease.LEASE, journal.WATCH = 1.5, 1.0

@@ -15,7 +15,7 @@ import pytest
 
 from stepwell.errors import InvalidOption, RunFailed
 from stepwell.nodes import Node, NodeFlow, linear
-from stepwell.nodes.engine import journal, lease
+from stepwell.nodes.run import journal, lease
 from stepwell.record import RUNS
 from stepwell.storage import MemoryStorage
 from tests.servers.process import Process, free_port

@@ -12,7 +12,7 @@ import pytest
 from stepwell import open_storage
 from stepwell.fsm import FSM, Flow, state
 from stepwell.nodes import Node, linear
-from stepwell.nodes.engine import durable_execution
+from stepwell.nodes.control import ending
 from stepwell.storage import Storage
 from tests.cli.conftest import Command, Done
 from tests.servers.redis import RedisServer
@@ -62,7 +62,7 @@ async def plant_poison_run(storage: Storage, deaths: int, monkeypatch: pytest.Mo
     async def killed(journal: Any, **options: Any) -> None:
         """A killed process writes nothing."""
 
-    monkeypatch.setattr(durable_execution, "_interrupt", killed)
+    monkeypatch.setattr(ending, "_interrupt", killed)
     render = Render(name="render")
     flow = linear(render, name="invoice", storage=storage, max_recoveries=3)
     await flow.submit({"n": 1}, flow_id="innocent")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from stepwell.codec import Seal, decode_key, decode_namespace, encode_key, encode_namespace
 from stepwell.errors import CorruptRecord, InvalidKey, TooLarge
-from stepwell.nodes.engine.run_format import flow_index, flow_of_index, run_head
+from stepwell.nodes.run.table import flow_index, flow_of_index, run_head
 from stepwell.record import RUNS, Address, Limits, OpenedHead, Place
 
 PARTS = st.one_of(

@@ -11,8 +11,8 @@ import pytest
 from stepwell import MemoryStorage
 from stepwell.errors import InvalidGraph, InvalidItems, InvalidOption, UsageError, WorkCancelled
 from stepwell.nodes import BatchNode, Failed, Node, NodeFlow, linear, parallel
-from stepwell.nodes.engine.threads import in_thread
-from stepwell.nodes.engine.workgroup import WorkGroup
+from stepwell.nodes.walk.threads import in_thread
+from stepwell.nodes.walk.workgroup import WorkGroup
 
 
 class Batch(BatchNode):
@@ -391,7 +391,7 @@ async def test_short_sync_items_share_hops_to_the_thread(monkeypatch):
         hops += 1
         return await in_thread(*args, **kwargs)
 
-    monkeypatch.setattr("stepwell.nodes.engine.chunk.in_thread", counted)
+    monkeypatch.setattr("stepwell.nodes.batch.chunk.in_thread", counted)
     assert await results(range(5000), lambda item: item, SyncBatch) == list(range(5000))
     assert hops < 500
 

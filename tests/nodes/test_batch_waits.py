@@ -10,7 +10,7 @@ import pytest
 
 from stepwell import Storage
 from stepwell.nodes import BatchNode, NodeFlow, Wait, linear, parallel, step, worker
-from stepwell.nodes.engine import journal as journal_module
+from stepwell.nodes.run import journal as journal_module
 from tests.backends import Backend
 from tests.nodes.test_durable import Boom
 from tests.nodes.test_mail import finished, until

@@ -20,8 +20,8 @@ from stepwell.errors import (
     UnknownRun,
 )
 from stepwell.nodes import BatchNode, Event, Node, NodeFlow, RunHandle, Sleep, Wait, linear, parallel, step, worker
-from stepwell.nodes.engine import lease, mail
-from stepwell.nodes.engine.journal import Journal
+from stepwell.nodes.run import lease, mail
+from stepwell.nodes.run.journal import Journal
 from stepwell.record import DAY, RUNS
 from stepwell.storage import Apply, Claim, Release
 from stepwell.testing import Clock

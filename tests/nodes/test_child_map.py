@@ -10,8 +10,8 @@ import pytest
 from stepwell import Storage
 from stepwell.errors import InvalidOption, KeptError, RunFailed, TooLarge, UsageError, WorkCancelled
 from stepwell.nodes import ChildMap, Event, Failed, Node, NodeFlow, RunHandle, Wait, linear, parallel, worker
-from stepwell.nodes.engine import children
-from stepwell.nodes.engine.journal import Journal
+from stepwell.nodes.queue import children
+from stepwell.nodes.run.journal import Journal
 from stepwell.record import RUNS
 from tests.backends import Backend
 from tests.nodes.test_children import Double, doubling, has, status_of

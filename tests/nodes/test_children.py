@@ -12,8 +12,8 @@ from stepwell import Storage
 from stepwell.codec import decode_key
 from stepwell.errors import Parked, RunCancelled, RunFailed, RunStuck, UsageError
 from stepwell.nodes import BatchNode, Node, NodeFlow, RunHandle, Wait, linear, parallel, step, worker
-from stepwell.nodes.engine import children, queue
-from stepwell.nodes.engine.journal import Journal
+from stepwell.nodes.queue import children, submitting
+from stepwell.nodes.run.journal import Journal
 from stepwell.record import RUNS, Change, Head
 from stepwell.storage import Apply, Get
 from stepwell.testing import Clock
@@ -434,7 +434,7 @@ async def test_a_child_that_is_submitted_after_the_cancel_of_its_parent_does_not
     # A runner of the parent whose lease has ended may still write.
     options: dict[str, Any] = {"partition": None, "after": None, "priority": 0, "params": {}, "keep": 60}
     parent = children.Parent("r", ())
-    late = await queue.submit(child, {}, storage=storage, flow_id="late", parent=parent, **options)
+    late = await submitting.submit(child, {}, storage=storage, flow_id="late", parent=parent, **options)
     async with worker([child]):
         with pytest.raises(RunCancelled):
             await RunHandle(late, child).result(20)

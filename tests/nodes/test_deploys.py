@@ -21,8 +21,9 @@ from stepwell.errors import (
     UsageError,
 )
 from stepwell.nodes import BatchNode, Node, NodeFlow, Sleep, StoredRun, Wait, linear, parallel, step, worker
-from stepwell.nodes.engine import durable_batch, loaded
-from stepwell.nodes.engine.migration import Migrate
+from stepwell.nodes.batch import durable
+from stepwell.nodes.deploy.migration import Migrate
+from stepwell.nodes.run import loaded
 from stepwell.record import RUNS
 from stepwell.storage import Get
 from tests.backends import Backend
@@ -209,8 +210,8 @@ async def test_items_of_an_interrupted_prep_do_not_mix_with_those_of_the_next_on
         def prep(self, shared: dict[str, Any]) -> Any:
             return self.items
 
-    monkeypatch.setattr(durable_batch, "ITEMS_A_PART", 2)
-    monkeypatch.setattr(durable_batch, "PARTS_A_COMMIT", 1)
+    monkeypatch.setattr(durable, "ITEMS_A_PART", 2)
+    monkeypatch.setattr(durable, "PARTS_A_COMMIT", 1)
     with pytest.raises(Unstorable):
         await linear(Fixed("p"), name="f", storage=storage).run(flow_id="r")
     monkeypatch.setattr(Fixed, "items", [2])

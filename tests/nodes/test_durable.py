@@ -28,7 +28,7 @@ from stepwell.errors import (
     Unstorable,
 )
 from stepwell.nodes import Node, NodeFlow, Wait, linear, parallel, step
-from stepwell.nodes.engine import lease
+from stepwell.nodes.run import lease
 from stepwell.record import RUNS
 from stepwell.storage import Apply, Claim, Get, Release
 from tests.backends import Backend

@@ -17,8 +17,8 @@ import pytest
 from stepwell import Limits, MemoryStorage, Storage
 from stepwell.errors import KeptError, TooLarge, Unstorable
 from stepwell.nodes import BatchNode, Failed, Node, NodeFlow, linear, parallel, step
-from stepwell.nodes.engine.durable_batch import ITEMS_A_PART, UNSAVED, _DurableBatchRun
-from stepwell.nodes.engine.on_error import kept_error
+from stepwell.nodes.batch.durable import ITEMS_A_PART, UNSAVED, _DurableBatchRun
+from stepwell.nodes.walk.on_error import kept_error
 from stepwell.record import RUNS
 from stepwell.storage import Apply, Get
 from stepwell.storage.transport.group_commit import GroupCommit
@@ -93,8 +93,8 @@ async def kill(running: Coroutine[Any, Any, Any], reached: asyncio.Event, patch:
     async def nothing(*args: Any, **options: Any) -> None:
         """Save nothing."""
 
-    patch.setattr("stepwell.nodes.engine.durable_batch._DurableBatchRun._save_at_the_end", nothing)
-    patch.setattr("stepwell.nodes.engine.durable_execution._interrupt", nothing)
+    patch.setattr("stepwell.nodes.batch.durable._DurableBatchRun._save_at_the_end", nothing)
+    patch.setattr("stepwell.nodes.control.ending._interrupt", nothing)
     task = asyncio.create_task(running)
     await asyncio.wait_for(reached.wait(), 20)
     task.cancel()

@@ -12,7 +12,7 @@ import pytest
 
 from examples import both_halves, child_runs, durable_batch, human_in_the_loop
 from stepwell import MemoryStorage, SQLiteStorage
-from stepwell.nodes.engine import lease
+from stepwell.nodes.run import lease
 from stepwell.testing import Chat
 from tests.backends import Backend
 
@@ -21,9 +21,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 async def test_a_killed_batch_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = str(tmp_path / "translate.db")
-    code = (
-        "import sys; from stepwell.nodes.engine import lease; lease.LEASE = 1; import runpy; sys.argv = sys.argv[1:]; "
-    )
+    code = "import sys; from stepwell.nodes.run import lease; lease.LEASE = 1; import runpy; sys.argv = sys.argv[1:]; "
     code += "runpy.run_path(sys.argv[0], run_name='__main__')"
     process = subprocess.Popen(
         [sys.executable, "-c", code, EXAMPLES / "durable_batch.py", "run", path], stderr=subprocess.DEVNULL

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from stepwell.nodes import BatchNode, Node, NodeFlow, linear
-from stepwell.nodes.engine.error_text import MESSAGE, TRACEBACK, message_of, traceback_of
-from stepwell.nodes.engine.monitor import RunError
-from stepwell.nodes.engine.run_format import set_table, table_of
+from stepwell.nodes.run.error_text import MESSAGE, TRACEBACK, message_of, traceback_of
+from stepwell.nodes.run.monitor import RunError
+from stepwell.nodes.run.table import set_table, table_of
 from stepwell.record import RUNS
 from stepwell.slot import Slot
 from stepwell.storage import MemoryStorage, Storage
@@ -48,7 +48,7 @@ async def test_an_error_is_kept_with_its_traceback_and_without_local_variables(s
     assert "in exec" in first
     assert last == "Boom: no luck"
     assert "in fail_deeply" in error.traceback
-    assert "engine/runner.py" not in error.traceback
+    assert "walk/runner.py" not in error.traceback
     assert "hunter2" not in error.traceback.replace('fail_deeply("hunter2")', "")
 
 

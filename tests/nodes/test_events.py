@@ -156,7 +156,7 @@ def test_an_invalid_subscriber_raises(wrong):
 async def test_logging_names_the_module_and_never_the_data(caplog):
     with caplog.at_level(logging.DEBUG, "stepwell"):
         await NodeFlow(start=Flaky(2)).run({"text": "secret"})
-    assert [record.name for record in caplog.records] == ["stepwell.nodes.engine.attempts"]
+    assert [record.name for record in caplog.records] == ["stepwell.nodes.walk.attempts"]
     assert "attempt 1 of 2 failed with ValueError" in caplog.text
     assert "secret" not in caplog.text
 

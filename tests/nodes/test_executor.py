@@ -19,8 +19,8 @@ import pytest
 
 from stepwell.errors import ExecutorError
 from stepwell.nodes import BatchNode, Failed, NodeFlow, step
-from stepwell.nodes.engine import batch_executor
-from stepwell.nodes.engine.batch_executor import reason_of
+from stepwell.nodes.batch import executor as batch_executor
+from stepwell.nodes.batch.executor import reason_of
 from stepwell.storage import MemoryStorage
 
 

@@ -11,9 +11,9 @@ import pytest
 from stepwell import StateStorage, Storage
 from stepwell.errors import FlowChanged, RunFinished, UnknownRun, Unstorable, UsageError
 from stepwell.nodes import Node, NodeFlow, RunHandle, Wait, linear, parallel, worker
-from stepwell.nodes.engine import mail
-from stepwell.nodes.engine.journal import Journal
-from stepwell.nodes.engine.run_format import MAIL
+from stepwell.nodes.run import mail
+from stepwell.nodes.run.journal import Journal
+from stepwell.nodes.run.table import MAIL
 from stepwell.record import RUNS, Version
 from stepwell.storage import Apply, Get
 from stepwell.testing import Clock

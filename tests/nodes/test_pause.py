@@ -28,8 +28,9 @@ from stepwell.errors import (
     UsageError,
 )
 from stepwell.nodes import Node, NodeFlow, RunHandle, Sleep, StoredRun, Wait, linear, parallel, step, worker
-from stepwell.nodes.engine import durable_execution, lease, loop_lag, mail, suspects
-from stepwell.nodes.engine import journal as journal_module
+from stepwell.nodes.control import ending, loop_lag
+from stepwell.nodes.run import journal as journal_module
+from stepwell.nodes.run import lease, mail, suspects
 from stepwell.record import RUNS
 from stepwell.testing import Clock, FaultyStorage
 from tests.backends import Backend
@@ -470,8 +471,8 @@ async def test_a_run_whose_runner_dies_too_often_is_stuck(
     async def killed(journal: Any, **options: Any) -> None:
         """A killed process writes nothing."""
 
-    interrupt = durable_execution._interrupt
-    monkeypatch.setattr(durable_execution, "_interrupt", killed)
+    interrupt = ending._interrupt
+    monkeypatch.setattr(ending, "_interrupt", killed)
     gate = Gate("gate")
     flow = linear(gate, Say([], "b"), name="f", storage=storage, max_recoveries=most)
     running = await begun(flow, gate)
@@ -486,7 +487,7 @@ async def test_a_run_whose_runner_dies_too_often_is_stuck(
     assert (run.status, run.reason) == ("stuck", f"its runner died {times} at node 'gate'")
     assert await storage.due(RUNS, before=1e12) == []
     # A call of resume() tries it again, and deaths count from the start.
-    monkeypatch.setattr(durable_execution, "_interrupt", interrupt)
+    monkeypatch.setattr(ending, "_interrupt", interrupt)
     gate.opened.set()
     assert await flow.resume("r") == {"said": ["b"]}
 
@@ -512,8 +513,8 @@ async def test_a_worker_runs_one_run_at_a_time_of_those_whose_runner_died_twice(
     async def killed(journal: Any, **options: Any) -> None:
         """A killed process writes nothing."""
 
-    interrupt = durable_execution._interrupt
-    monkeypatch.setattr(durable_execution, "_interrupt", killed)
+    interrupt = ending._interrupt
+    monkeypatch.setattr(ending, "_interrupt", killed)
     monkeypatch.setattr(journal_module, "WATCH", 0.1)
     if not limited:
         monkeypatch.setattr(suspects, "DEATHS", 100)
@@ -533,7 +534,7 @@ async def test_a_worker_runs_one_run_at_a_time_of_those_whose_runner_died_twice(
             entered.clear()
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
-    monkeypatch.setattr(durable_execution, "_interrupt", interrupt)
+    monkeypatch.setattr(ending, "_interrupt", interrupt)
     async with worker([flow]):
         await until(lambda: has_any(entered))
         # The worker polls several times.

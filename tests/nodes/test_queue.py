@@ -26,8 +26,8 @@ from stepwell.errors import (
 )
 from stepwell.nodes import Limit, Node, NodeFlow, RunHandle, Wait, linear, step, worker
 from stepwell.nodes.dispatcher import Dispatcher
-from stepwell.nodes.engine import partitions
-from stepwell.nodes.engine.rates import Rate
+from stepwell.nodes.queue import partitions
+from stepwell.nodes.queue.rates import Rate
 from stepwell.record import PARTITIONS, RATES, RUNS, Change, Head, Queue
 from stepwell.storage import poller
 from stepwell.storage.operations import Apply, Get
@@ -259,7 +259,7 @@ async def test_the_check_of_partitions_detects_runs_side_by_side(
     async def bug(*args: Any) -> None:
         """Give every run its partition at once."""
 
-    monkeypatch.setattr("stepwell.nodes.engine.partitions.acquire", bug)
+    monkeypatch.setattr("stepwell.nodes.queue.partitions.acquire", bug)
     both = asyncio.Barrier(2)
     flow, seen = logged(storage, lambda name: both.wait())
     handles = [await flow.submit({"name": f"p/{number}"}, partition="p") for number in range(2)]

@@ -11,7 +11,7 @@ import pytest
 
 from stepwell.errors import InvalidGraph, InvalidOption, NodeTimeout
 from stepwell.nodes import BatchNode, Failed, Node, NodeFlow, linear, step
-from stepwell.nodes.engine.attempts import ExecPolicy
+from stepwell.nodes.walk.attempts import ExecPolicy
 
 
 class Flaky(Node):
@@ -95,7 +95,7 @@ async def test_between_attempts_it_waits(monkeypatch):
     async def sleep(seconds):
         waits.append(seconds)
 
-    monkeypatch.setattr("stepwell.nodes.engine.runner.asyncio.sleep", sleep)
+    monkeypatch.setattr("stepwell.nodes.walk.runner.asyncio.sleep", sleep)
     await NodeFlow(start=Flaky(3, 5, backoff=2)).run({})
     assert waits == [5, 10]
 

@@ -15,8 +15,8 @@ import pytest
 from stepwell import MemoryStorage, Storage
 from stepwell.errors import CorruptRecord, EncodeError, InvalidOption, UnknownSchedule
 from stepwell.nodes import Node, NodeFlow, Schedules, cron, every, linear, worker
-from stepwell.nodes.engine import schedules as engine
-from stepwell.nodes.engine.ticks import Missed, Timing, tick_id
+from stepwell.nodes.schedules import stored
+from stepwell.nodes.schedules.ticks import Missed, Timing, tick_id
 from stepwell.record import SCHEDULES
 from stepwell.storage.operations import Claim
 from stepwell.testing import Clock
@@ -46,7 +46,7 @@ def flow_of(note: Note, name: str = "nightly") -> NodeFlow:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "EVERY", 0.01)
+    monkeypatch.setattr(stored, "EVERY", 0.01)
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ async def test_a_late_tick_is_skipped_only_if_it_is_more_than_a_minute_late(stor
 async def test_more_missed_ticks_than_one_poll_submits(
     storage: Storage, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "MOST_RUNS", 7)
+    monkeypatch.setattr(stored, "MOST_RUNS", 7)
     note = Note()
     flow = flow_of(note)
     async with ticking(storage, flow, schedules=[every(1, flow, missed="all")]):

@@ -22,7 +22,7 @@ STREAMS = ROOT / "docs/streams.md"
 WORKER = """
 import asyncio, os
 from stepwell.nodes import Node, linear, step, worker
-from stepwell.nodes.engine import journal, lease
+from stepwell.nodes.run import journal, lease
 
 lease.LEASE, journal.WATCH = 1.0, 0.1
 

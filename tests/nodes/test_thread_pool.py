@@ -15,8 +15,8 @@ import pytest
 
 from stepwell.errors import NodeTimeout
 from stepwell.nodes import BatchNode, Failed, Node, NodeFlow
-from stepwell.nodes.engine import thread_pool
-from stepwell.nodes.engine.thread_pool import SIZE, ThreadPool
+from stepwell.nodes.walk import thread_pool
+from stepwell.nodes.walk.thread_pool import SIZE, ThreadPool
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from stepwell.nodes import BatchNode, Node, NodeFlow, Parked, Wait, parallel
-from stepwell.nodes.engine.monitor import CompletedNode
-from stepwell.nodes.engine.run_format import set_table, table_of
+from stepwell.nodes.run.monitor import CompletedNode
+from stepwell.nodes.run.table import set_table, table_of
 from stepwell.record import RUNS
 from stepwell.slot import Slot
 from stepwell.storage import Storage

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepwell.nodes.engine.run_format import packed, unpack
+from stepwell.nodes.run.table import packed, unpack
 
 
 def test_equal_neighbours_share_one_entry_and_trailing_zeros_are_left_out() -> None:

@@ -28,7 +28,8 @@ from stepwell.errors import (
     UsageError,
 )
 from stepwell.nodes import END, Node, NodeFlow, Sleep, Wait, linear, parallel, worker
-from stepwell.nodes.engine import lease, runs
+from stepwell.nodes.control import runs
+from stepwell.nodes.run import lease
 from stepwell.record import RUNS, Stored
 from stepwell.slot import Slot
 from stepwell.testing import Clock
@@ -489,7 +490,7 @@ async def test_a_worker_fires_sleeps_and_timeouts(storage: Storage, quick: None)
 async def test_a_worker_resumes_runs_whose_runner_died(
     storage: Storage, quick: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stepwell.nodes.engine.journal.WATCH", 0.2)
+    monkeypatch.setattr("stepwell.nodes.run.journal.WATCH", 0.2)
     ran: list[str] = []
     reached = asyncio.Event()
 

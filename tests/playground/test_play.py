@@ -19,8 +19,8 @@ from stepwell.errors import UsageError
 from stepwell.fsm import Flow, state
 from stepwell.fsm.flows.description import describe
 from stepwell.nodes import END, Node, NodeFlow
-from stepwell.nodes.engine.plan import program_of
-from stepwell.nodes.engine.shape import graph_of
+from stepwell.nodes.graph.plan import program_of
+from stepwell.nodes.graph.shape import graph_of
 from stepwell.playground import report_server
 from stepwell.playground.board import Board
 from stepwell.playground.play import Playground

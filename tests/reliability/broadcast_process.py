@@ -6,7 +6,7 @@ import asyncio
 import sys
 
 from stepwell.errors import LeaseLost
-from stepwell.nodes.engine import lease
+from stepwell.nodes.run import lease
 from stepwell.telegram import BotClient, BroadcastResult, broadcast
 
 LEASE = 1.0

@@ -11,7 +11,8 @@ from typing import Any
 
 from stepwell import Storage
 from stepwell.nodes import ChildMap, Node, NodeFlow, linear, parallel, step, worker
-from stepwell.nodes.engine import children, run_format
+from stepwell.nodes.queue import children
+from stepwell.nodes.run import table
 from tests.reliability.control_roles import Report, Take
 from tests.reliability.queue_roles import hurry
 
@@ -93,7 +94,7 @@ def die_sometimes(function: Callable[..., Any], probability: float) -> Callable[
 async def child_worker(storage: Storage, report: Report, *, probability: float = 0.0) -> None:
     """Run the runs of these flows until this process is killed, also while it reports the end of a child."""
     hurry()
-    run_format.REPORT = 0.3  # type: ignore[misc]
+    table.REPORT = 0.3  # type: ignore[misc]
     children.report = die_sometimes(children.report, probability)
     async with worker(families(storage)):
         report("works")

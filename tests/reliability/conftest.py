@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from stepwell import Storage
-from stepwell.nodes.engine import lease
+from stepwell.nodes.run import lease
 from tests.backends import Backend
 from tests.reliability.dose import LARGE
 from tests.reliability.run_roles import LEASE

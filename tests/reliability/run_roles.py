@@ -11,7 +11,7 @@ from typing import Any
 from stepwell import Storage
 from stepwell.errors import Conflict, Parked, RunFinished
 from stepwell.nodes import BatchNode, Node, NodeFlow, Wait, linear, parallel, step
-from stepwell.nodes.engine import journal, lease
+from stepwell.nodes.run import journal, lease
 from stepwell.storage import Apply, Release
 
 Report = Callable[..., None]

@@ -14,7 +14,9 @@ from typing import Any
 from stepwell import Storage
 from stepwell.errors import Conflict, Parked, RunBusy, RunCancelled, RunFinished, RunPaused, UnknownRun, UsageError
 from stepwell.nodes import BatchNode, ChildMap, Node, NodeFlow, Sleep, Wait, every, linear, parallel, step, worker
-from stepwell.nodes.engine import journal, partitions, run_format, schedules, waits
+from stepwell.nodes.queue import partitions
+from stepwell.nodes.run import journal, table, waits
+from stepwell.nodes.schedules import stored
 from stepwell.record import RUNS
 from tests.reliability.queue_roles import hurry
 
@@ -208,7 +210,7 @@ def schedule(flows: dict[str, NodeFlow]) -> Any:
 def hurry_all() -> None:
     """Shorten all times after which a process takes over the work of another."""
     hurry()
-    setattr(run_format, "REPORT", 1.0)  # noqa: B010 - it is final
+    setattr(table, "REPORT", 1.0)  # noqa: B010 - it is final
 
 
 def _share_partitions() -> None:
@@ -232,7 +234,7 @@ def _lose_answers() -> None:
     deliver = waits.deliver
 
     def lossy(run: journal.Journal) -> bool:
-        for name in [name for name in run.mail if run_format.kind_of_mail(name) == "answer"]:
+        for name in [name for name in run.mail if table.kind_of_mail(name) == "answer"]:
             if random.random() < 1 / 3:
                 run.use_mail(name)
         return deliver(run)
@@ -242,8 +244,8 @@ def _lose_answers() -> None:
 
 def _lose_ticks() -> None:
     """Drop every second tick."""
-    due = schedules._due
-    schedules._due = lambda *spec: [tick for tick in due(*spec) if tick // TICK % 2]
+    due = stored._due
+    stored._due = lambda *spec: [tick for tick in due(*spec) if tick // TICK % 2]
 
 
 #: Bugs that the test must find, by name.

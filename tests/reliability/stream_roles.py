@@ -8,7 +8,7 @@ from typing import Any
 
 from stepwell import Storage
 from stepwell.nodes import Node, NodeFlow, linear, step
-from stepwell.nodes.engine import journal, lease
+from stepwell.nodes.run import journal, lease
 from tests.reliability.run_roles import LEASE, WATCH
 
 Report = Callable[..., None]

@@ -13,7 +13,7 @@ import pytest
 
 from stepwell.botapi import BotAPI
 from stepwell.botapi.world import WorldEvent
-from stepwell.nodes.engine.durable_batch import UNSAVED
+from stepwell.nodes.batch.durable import UNSAVED
 from tests.backends import Backend
 from tests.reliability.dose import LARGE, dose, seeded
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from stepwell import Storage
 from stepwell.errors import RunFinished
 from stepwell.nodes import NodeFlow, RunHandle
-from stepwell.nodes.engine import children
+from stepwell.nodes.queue import children
 from stepwell.record import RUNS
 from tests.reliability.child_roles import families, undisturbed
 from tests.reliability.dose import LARGE, dose, seeded

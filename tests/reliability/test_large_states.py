@@ -19,7 +19,7 @@ from stepwell.codec import large, values
 from stepwell.errors import Unstorable
 from stepwell.fsm import FSM, Flow
 from stepwell.nodes import Node, linear
-from stepwell.nodes.engine import lease
+from stepwell.nodes.run import lease
 from stepwell.record import Limits
 from stepwell.slot import Slot
 from stepwell.storage import Claim

@@ -14,7 +14,7 @@ import pytest
 
 from stepwell import Storage
 from stepwell.nodes import NodeFlow
-from stepwell.nodes.engine.monitor import Run
+from stepwell.nodes.run.monitor import Run
 from stepwell.record import RUNS
 from tests.backends import Backend
 from tests.reliability.dose import dose, seeded

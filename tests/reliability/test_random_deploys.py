@@ -14,8 +14,10 @@ import pytest
 from stepwell import MemoryStorage
 from stepwell.errors import FlowChanged, Parked, StepwellError
 from stepwell.nodes import BatchNode, Node, NodeFlow, Sleep, Wait, parallel, step
-from stepwell.nodes.engine import deploys, loaded, stored_run
-from stepwell.nodes.engine.base import BaseNode
+from stepwell.nodes.deploy import loading
+from stepwell.nodes.deploy.position import new_path
+from stepwell.nodes.graph.base import BaseNode
+from stepwell.nodes.run import loaded
 from stepwell.testing import Clock
 from tests.reliability.dose import dose, seeded
 
@@ -270,7 +272,7 @@ def _check_order(
     position: str, renamed: Mapping[str, str], specs: tuple[Spec, ...], ran: list[str], *, ended: bool
 ) -> None:
     """Check that the nodes from the position on ran in the order of the new graph, each once."""
-    order, at = leaves(specs), deploys.new_path(position, renamed)
+    order, at = leaves(specs), new_path(position, renamed)
     if order is None or at not in [path for path, _ in order]:
         return
     first = [path for path, _ in order].index(at)
@@ -288,23 +290,23 @@ async def test_runs_of_random_flows_survive_random_deploys() -> None:
 
 
 def _never_misfits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_run, "misfits", lambda stored, shape: [])
+    monkeypatch.setattr(loading, "misfits", lambda stored, shape: [])
 
 
 def _forgets_renames_of_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     async def nothing(journal: Any, renamed: Any) -> None: ...
 
-    monkeypatch.setattr(stored_run, "_rename_parts", nothing)
+    monkeypatch.setattr(loading, "_rename_parts", nothing)
 
 
 def _forgets_former_visits(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = stored_run._set_visits
+    real = loading._set_visits
     empty: Any = {"visits": {}, "renamed": []}
-    monkeypatch.setattr(stored_run, "_set_visits", lambda journal, stored, _, left: real(journal, stored, empty, {}))
+    monkeypatch.setattr(loading, "_set_visits", lambda journal, stored, _, left: real(journal, stored, empty, {}))
 
 
 def _ignores_prep(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_run, "_unprepared", lambda journal, stored: [])
+    monkeypatch.setattr(loading, "_unprepared", lambda journal, stored: [])
 
 
 #: Each with a seed that finds it now; another one does so after a change of the tests.

@@ -11,8 +11,8 @@ import pytest
 
 from stepwell import MemoryStorage, Storage
 from stepwell.nodes import NodeFlow, worker
-from stepwell.nodes.engine import lease
-from stepwell.nodes.engine.durable_batch import UNSAVED
+from stepwell.nodes.batch.durable import UNSAVED
+from stepwell.nodes.run import lease
 from stepwell.storage import Apply
 from stepwell.testing import Clock
 from tests.backends import Backend

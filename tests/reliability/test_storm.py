@@ -20,7 +20,7 @@ import pytest
 
 from stepwell import MemoryStorage, Storage
 from stepwell.nodes import NodeFlow, Schedules, worker
-from stepwell.nodes.engine.run_format import ENDED, MAIL, table_of
+from stepwell.nodes.run.table import ENDED, MAIL, table_of
 from stepwell.record import PARTITIONS, RUNS, Stored
 from stepwell.storage.operations import Get
 from tests.backends import Backend

@@ -22,18 +22,19 @@ from stepwell._portal import sync
 from stepwell._secrets import quoted
 from stepwell.codec import decode_key
 from stepwell.errors import InvalidOption, Parked, RunBusy, RunCancelled, RunFinished, StepwellError, UnknownRun
-from stepwell.nodes.engine import partitions, runs
-from stepwell.nodes.engine.options import common_storage
-from stepwell.nodes.engine.run_format import flow_indexes
+from stepwell.nodes.control import runs
+from stepwell.nodes.control.options import common_storage
 from stepwell.nodes.handle import RunHandle
+from stepwell.nodes.queue import partitions
+from stepwell.nodes.run.table import flow_indexes
 from stepwell.record import RUNS
 
 if TYPE_CHECKING:
     from celery import Celery
 
-    from stepwell.nodes.engine.execution import Execution
-    from stepwell.nodes.engine.plan import Program
     from stepwell.nodes.flow import NodeFlow
+    from stepwell.nodes.graph.plan import Program
+    from stepwell.nodes.walk.execution import Execution
     from stepwell.storage import Storage
 
 __all__ = ["CeleryRuns"]

@@ -26,7 +26,7 @@ from stepwell._optional import require
 from stepwell.errors import TooLarge
 from stepwell.log import Log
 from stepwell.nodes import step
-from stepwell.nodes.engine.position import Cursor, current
+from stepwell.nodes.walk.cursor import Cursor, current
 from stepwell.record import DAY
 
 require("pydantic_ai", "pydantic-ai", distribution="pydantic-ai-slim", minimum="2.60", below="3")
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from pydantic_ai.models import Model
     from pydantic_ai.run import AgentRunResult
 
-    from stepwell.nodes.engine.branch import Branch
-    from stepwell.nodes.engine.execution import Execution
+    from stepwell.nodes.run.branch import Branch
+    from stepwell.nodes.walk.execution import Execution
 
 __all__ = ["StepwellDurability"]
 

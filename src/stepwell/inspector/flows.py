@@ -10,8 +10,8 @@ from stepwell.errors import InvalidOption
 from stepwell.fsm import FSM, Flow, Router
 from stepwell.fsm.flows.description import FlowDescription, describe
 from stepwell.nodes import NodeFlow
-from stepwell.nodes.engine.plan import program_of
-from stepwell.nodes.engine.shape import graph_of
+from stepwell.nodes.graph.plan import program_of
+from stepwell.nodes.graph.shape import graph_of
 from stepwell.web.diagrams import describe_flow, describe_graph
 
 __all__ = ["KnownFlows"]

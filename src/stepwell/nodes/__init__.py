@@ -48,27 +48,27 @@ from stepwell.errors import (
     WrongLoop,
 )
 from stepwell.nodes.async_batch import run_async_batch
-from stepwell.nodes.batch import BatchNode
+from stepwell.nodes.batch.node import BatchNode
 from stepwell.nodes.children import ChildMap
-from stepwell.nodes.engine.ids import new_flow_id
-from stepwell.nodes.engine.migration import StoredRun
-from stepwell.nodes.engine.monitor import Run
-from stepwell.nodes.engine.on_error import Failed
-from stepwell.nodes.engine.schedules import ScheduleStatus
-from stepwell.nodes.engine.shape import FlowEdge, FlowGraph
-from stepwell.nodes.engine.waits import Answered
+from stepwell.nodes.deploy.migration import StoredRun
 from stepwell.nodes.events import Event, subscribe
 from stepwell.nodes.flow import NodeFlow
+from stepwell.nodes.graph.shape import FlowEdge, FlowGraph
 from stepwell.nodes.handle import RunHandle
-from stepwell.nodes.limits import Limit
 from stepwell.nodes.node import END, Node
 from stepwell.nodes.parallel import Parallel, parallel
 from stepwell.nodes.progress import ProgressBar
-from stepwell.nodes.schedule import Schedule, Schedules, cron, every
+from stepwell.nodes.queue.limits import Limit
+from stepwell.nodes.run.ids import new_flow_id
+from stepwell.nodes.run.monitor import Run
+from stepwell.nodes.run.waits import Answered
+from stepwell.nodes.schedules.schedule import Schedule, Schedules, cron, every
+from stepwell.nodes.schedules.stored import ScheduleStatus
 from stepwell.nodes.sequence import linear, with_error_handling
 from stepwell.nodes.step import Step, step
 from stepwell.nodes.stream import StreamEntry, sse
 from stepwell.nodes.wait import Sleep, Wait
+from stepwell.nodes.walk.on_error import Failed
 from stepwell.nodes.worker import worker
 
 __all__ = [

@@ -10,24 +10,24 @@ from typing import TYPE_CHECKING, Any
 
 from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption, UsageError, WorkCancelled
-from stepwell.nodes.batch import BatchNode, checked_items
-from stepwell.nodes.engine.base_flow import apply_updates
-from stepwell.nodes.engine.execution import Execution
-from stepwell.nodes.engine.hooks import call_hook
-from stepwell.nodes.engine.ids import new_flow_id
-from stepwell.nodes.engine.items import close_source
-from stepwell.nodes.engine.on_error import attach
-from stepwell.nodes.engine.plan import program_of
-from stepwell.nodes.engine.position import Cursor, enter, leave
-from stepwell.nodes.engine.runner import copy_node, run_root
-from stepwell.nodes.engine.threads import settled
+from stepwell.nodes.batch.items import close_source
+from stepwell.nodes.batch.node import BatchNode, checked_items
 from stepwell.nodes.events import Event
 from stepwell.nodes.flow import NodeFlow
+from stepwell.nodes.graph.base_flow import apply_updates
+from stepwell.nodes.graph.hooks import call_hook
+from stepwell.nodes.graph.plan import program_of
+from stepwell.nodes.run.ids import new_flow_id
+from stepwell.nodes.walk.cursor import Cursor, enter, leave
+from stepwell.nodes.walk.execution import Execution
+from stepwell.nodes.walk.on_error import attach
+from stepwell.nodes.walk.runner import copy_node, run_root
+from stepwell.nodes.walk.threads import settled
 from stepwell.storage import StateStorage, Storage
 from stepwell.storage.state_storage import default_state_storage
 
 if TYPE_CHECKING:
-    from stepwell.nodes.engine.plan import Program, Stage
+    from stepwell.nodes.graph.plan import Program, Stage
 
 __all__ = ["run_async_batch"]
 

@@ -17,20 +17,20 @@ from stepwell.errors import (
     UnknownRun,
     UsageError,
 )
-from stepwell.nodes.batch import checked_items
-from stepwell.nodes.engine import children, queue
-from stepwell.nodes.engine.base import BaseNode
-from stepwell.nodes.engine.branch import Park
-from stepwell.nodes.engine.durable_batch import UNSAVED, as_list, row_of, store_items
-from stepwell.nodes.engine.execution import check_concurrency
-from stepwell.nodes.engine.hooks import call_hook
-from stepwell.nodes.engine.on_error import Failed, OnError, add_note, check_on_error, conclude
+from stepwell.nodes.batch.durable import UNSAVED, as_list, row_of, store_items
+from stepwell.nodes.batch.node import checked_items
 from stepwell.nodes.flow import NodeFlow
+from stepwell.nodes.graph.base import BaseNode
+from stepwell.nodes.graph.hooks import call_hook
 from stepwell.nodes.handle import RunHandle
+from stepwell.nodes.queue import children, submitting
+from stepwell.nodes.run.branch import Park
+from stepwell.nodes.walk.execution import check_concurrency
+from stepwell.nodes.walk.on_error import Failed, OnError, add_note, check_on_error, conclude
 
 if TYPE_CHECKING:
-    from stepwell.nodes.engine.plan import Build, Stage, Strategy
-    from stepwell.nodes.engine.position import Cursor
+    from stepwell.nodes.graph.plan import Build, Stage, Strategy
+    from stepwell.nodes.walk.cursor import Cursor
 
 __all__ = ["ChildMap"]
 
@@ -192,7 +192,7 @@ class _Children:
         shared = self._node.shared_for(self._items[index])
         if not isinstance(shared, dict):
             raise UsageError(f"shared_for() of {quoted(self._path)} returned a {type(shared).__name__}; return a dict")
-        await queue.submit(
+        await submitting.submit(
             flow,
             shared,
             storage=self._storage,
@@ -201,7 +201,7 @@ class _Children:
             after=None,
             priority=0,
             params={},
-            keep=queue.kept_child(flow.keep),
+            keep=submitting.kept_child(flow.keep),
             parent=children.parent_of(self._journal),
         )
 

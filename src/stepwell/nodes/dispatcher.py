@@ -16,9 +16,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stepwell.errors import StoredDataError
-from stepwell.nodes.engine.notices import workers_topic
-from stepwell.nodes.engine.rates import Rate
-from stepwell.nodes.engine.run_format import flow_indexes, table_of
+from stepwell.nodes.queue.rates import Rate
+from stepwell.nodes.run.notices import workers_topic
+from stepwell.nodes.run.table import flow_indexes, table_of
 from stepwell.record import RUNS, Address
 from stepwell.storage import poller
 from stepwell.storage.operations import Get
@@ -26,7 +26,7 @@ from stepwell.storage.poller import Pauses
 
 if TYPE_CHECKING:
     from stepwell.nodes.flow import NodeFlow
-    from stepwell.nodes.limits import Limit
+    from stepwell.nodes.queue.limits import Limit
     from stepwell.storage import Storage
 
 __all__ = ["Dispatcher", "RunSource"]

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption, Parked
-from stepwell.nodes.engine.shape import FlowGraph, graph_of
+from stepwell.nodes.graph.shape import FlowGraph, graph_of
 
 if TYPE_CHECKING:
-    from stepwell.nodes.engine.execution import Emit, EventKind
-    from stepwell.nodes.engine.position import Cursor
+    from stepwell.nodes.walk.cursor import Cursor
+    from stepwell.nodes.walk.execution import Emit, EventKind
 
 __all__ = ["Event", "Subscriber", "add_subscriber", "emitter", "subscribe"]
 

@@ -11,12 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 from stepwell._portal import sync
 from stepwell._secrets import quoted
 from stepwell.errors import InsideLoop, InvalidOption, Parked, UsageError
-from stepwell.nodes.engine import queue, runs
-from stepwell.nodes.engine.base import BaseNode
-from stepwell.nodes.engine.base_flow import apply_updates
-from stepwell.nodes.engine.execution import check_concurrency
-from stepwell.nodes.engine.migration import Migrate, check_deploy_options
-from stepwell.nodes.engine.options import (
+from stepwell.nodes.control import runs
+from stepwell.nodes.control.options import (
     IfExists,
     OnCancel,
     OnPark,
@@ -27,16 +23,21 @@ from stepwell.nodes.engine.options import (
     checked_shared,
     storage_for,
 )
-from stepwell.nodes.engine.plan import program_of
-from stepwell.nodes.engine.runner import drive, run_root
+from stepwell.nodes.deploy.migration import Migrate, check_deploy_options
 from stepwell.nodes.events import Subscriber
 from stepwell.nodes.flow_runs import FlowRuns
-from stepwell.nodes.graph import UNNAMED, OnUnknownAction
+from stepwell.nodes.graph.base import BaseNode
+from stepwell.nodes.graph.base_flow import apply_updates
+from stepwell.nodes.graph.building import UNNAMED, OnUnknownAction
+from stepwell.nodes.graph.plan import program_of
 from stepwell.nodes.handle import RunHandle
+from stepwell.nodes.queue import submitting
+from stepwell.nodes.walk.execution import check_concurrency
+from stepwell.nodes.walk.runner import drive, run_root
 from stepwell.storage.urls import as_storage
 
 if TYPE_CHECKING:
-    from stepwell.nodes.engine.run_format import Retention
+    from stepwell.nodes.run.table import Retention
     from stepwell.storage import Storage
 
 __all__ = ["NodeFlow"]
@@ -282,7 +283,7 @@ class NodeFlow(FlowRuns):
             that :meth:`RunHandle.result` can read it.
         """
         async with storage_for(self, storage) as found:
-            submitted = await queue.submit(
+            submitted = await submitting.submit(
                 self,
                 checked_shared(shared),
                 storage=found,

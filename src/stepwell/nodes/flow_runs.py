@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from stepwell._portal import sync
 from stepwell.errors import RunBusy
-from stepwell.nodes.engine import control, monitor, runs
-from stepwell.nodes.engine.execution import Execution, check_concurrency
-from stepwell.nodes.engine.ids import check_flow_id, flow_of_wait
-from stepwell.nodes.engine.options import storage_for
-from stepwell.nodes.engine.plan import Program
-from stepwell.nodes.engine.waits import Answered
+from stepwell.nodes.control import requests, runs
+from stepwell.nodes.control.options import storage_for
 from stepwell.nodes.events import Subscriber, add_subscriber, emitter
-from stepwell.nodes.graph import NodeGraph
+from stepwell.nodes.graph.building import NodeGraph
+from stepwell.nodes.graph.plan import Program
+from stepwell.nodes.run import monitor
+from stepwell.nodes.run.ids import check_flow_id, flow_of_wait
+from stepwell.nodes.run.waits import Answered
 from stepwell.nodes.stream import StreamEntry, follow
+from stepwell.nodes.walk.execution import Execution, check_concurrency
 
 if TYPE_CHECKING:
     from stepwell.storage import Storage
@@ -83,12 +84,12 @@ class FlowRuns(NodeGraph):
         """
         async with storage_for(self, storage) as found:
             if not run:
-                return await control.answer(self, wait_id, value, storage=found)
+                return await requests.answer(self, wait_id, value, storage=found)
             try:
                 # A run without a runner needs no mail, and no worker can take it up first.
                 return await runs.resume(self, wait_id, value, storage=found, new_execution=self._new_execution, wait=0)
             except RunBusy:
-                await control.answer(self, wait_id, value, storage=found)
+                await requests.answer(self, wait_id, value, storage=found)
             return await runs.resume(self, wait_id, ..., storage=found, new_execution=self._new_execution)
 
     async def signal(self, flow_id: str, name: str, value: Any = None, *, storage: Storage | str | None = None) -> None:
@@ -99,7 +100,7 @@ class FlowRuns(NodeGraph):
         waits for the signal, and ``RunFinished`` or ``RunCancelled`` if the run has ended.
         """
         async with storage_for(self, storage) as found:
-            await control.signal(self, flow_of_wait(flow_id) or flow_id, name, value, storage=found)
+            await requests.signal(self, flow_of_wait(flow_id) or flow_id, name, value, storage=found)
 
     async def cancel(self, flow_id: str, reason: str | None = None, *, storage: Storage | str | None = None) -> None:
         """End a run as cancelled, and return when it has ended.
@@ -111,7 +112,7 @@ class FlowRuns(NodeGraph):
         run twice does nothing. Raises ``RunFinished`` if the run finished before.
         """
         async with storage_for(self, storage) as found:
-            await control.cancel(self, flow_of_wait(flow_id) or flow_id, reason, storage=found)
+            await requests.cancel(self, flow_of_wait(flow_id) or flow_id, reason, storage=found)
 
     async def pause(self, flow_id: str, *, storage: Storage | str | None = None) -> None:
         """Stop a run after the nodes that it runs now, and return when it has stopped.
@@ -122,13 +123,13 @@ class FlowRuns(NodeGraph):
         run finished first.
         """
         async with storage_for(self, storage) as found:
-            await control.pause(self, flow_of_wait(flow_id) or flow_id, storage=found)
+            await requests.pause(self, flow_of_wait(flow_id) or flow_id, storage=found)
 
     async def retry(
         self,
         flow_ids: Iterable[str] | None = None,
         *,
-        status: control.Retried = "failed",
+        status: requests.Retried = "failed",
         limit: int | None = None,
         storage: Storage | str | None = None,
     ) -> int:
@@ -142,7 +143,7 @@ class FlowRuns(NodeGraph):
         :param limit: the most runs to retry.
         """
         async with storage_for(self, storage) as found:
-            return await control.retry(self, flow_ids, status, limit, storage=found)
+            return await requests.retry(self, flow_ids, status, limit, storage=found)
 
     async def status(self, flow_id: str, *, storage: Storage | str | None = None) -> monitor.Run:
         """Return the status of a run in any process, from its storage; raise ``UnknownRun`` if there is none."""

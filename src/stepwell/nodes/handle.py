@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING, Any
 from stepwell._secrets import quoted
 from stepwell.codec.large import open_data
 from stepwell.errors import InvalidOption, RunCancelled, RunFailed, RunStuck, UnknownRun
-from stepwell.nodes.engine import children, monitor
-from stepwell.nodes.engine.notices import run_topic
-from stepwell.nodes.engine.options import storage_for
-from stepwell.nodes.engine.position import current
-from stepwell.nodes.engine.run_format import table_of
+from stepwell.nodes.control.options import storage_for
+from stepwell.nodes.queue import children
+from stepwell.nodes.run import monitor
+from stepwell.nodes.run.notices import run_topic
+from stepwell.nodes.run.table import table_of
+from stepwell.nodes.walk.cursor import current
 from stepwell.record import RUNS, Stored
 from stepwell.storage.operations import Get
 from stepwell.storage.wakeups import add_listener
 
 if TYPE_CHECKING:
-    from stepwell.nodes.engine.position import Cursor
-    from stepwell.nodes.engine.waits import Answered
     from stepwell.nodes.flow import NodeFlow
+    from stepwell.nodes.run.waits import Answered
+    from stepwell.nodes.walk.cursor import Cursor
     from stepwell.storage import Storage
 
 __all__ = ["RunHandle"]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
-from stepwell.nodes.engine.attempts import ExecPolicy, Setting, attempt_node
-from stepwell.nodes.engine.base import END, BaseNode, End, Exec, Prep
-from stepwell.nodes.engine.hooks import is_async
+from stepwell.nodes.graph.base import END, BaseNode, End, Exec, Prep
+from stepwell.nodes.graph.hooks import is_async
+from stepwell.nodes.walk.attempts import ExecPolicy, Setting, attempt_node
 
 if TYPE_CHECKING:
-    from stepwell.nodes.engine.base import PostResult
-    from stepwell.nodes.engine.plan import Build, Stage, Strategy
+    from stepwell.nodes.graph.base import PostResult
+    from stepwell.nodes.graph.plan import Build, Stage, Strategy
 
 __all__ = ["END", "BaseNode", "End", "Node"]
 

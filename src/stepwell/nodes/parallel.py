@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from stepwell._secrets import quoted
 from stepwell.codec.values import encode
 from stepwell.errors import EncodeError, InvalidGraph, InvalidOption, MergeConflict
-from stepwell.nodes.engine.base import BaseNode
-from stepwell.nodes.engine.branch import Branch, Park
-from stepwell.nodes.engine.on_error import (
+from stepwell.nodes.flow import NodeFlow
+from stepwell.nodes.graph.base import BaseNode
+from stepwell.nodes.run.branch import Branch, Park
+from stepwell.nodes.walk.cursor import Cursor, enter
+from stepwell.nodes.walk.on_error import (
     Failed,
     OnError,
     add_note,
@@ -23,14 +25,12 @@ from stepwell.nodes.engine.on_error import (
     inside_cancelled,
     together,
 )
-from stepwell.nodes.engine.position import Cursor, enter
-from stepwell.nodes.engine.runner import walk
-from stepwell.nodes.engine.workgroup import Halt
-from stepwell.nodes.flow import NodeFlow
+from stepwell.nodes.walk.runner import walk
+from stepwell.nodes.walk.workgroup import Halt
 from stepwell.record import Limits
 
 if TYPE_CHECKING:
-    from stepwell.nodes.engine.plan import Build, Graph, Stage, Strategy
+    from stepwell.nodes.graph.plan import Build, Graph, Stage, Strategy
 
 __all__ = ["Parallel", "parallel"]
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from stepwell.errors import InvalidGraph
 from stepwell.nodes.flow import NodeFlow
-from stepwell.nodes.graph import UNNAMED
+from stepwell.nodes.graph.building import UNNAMED
 
 if TYPE_CHECKING:
-    from stepwell.nodes.engine.base import BaseNode
-    from stepwell.nodes.engine.migration import Migrate
-    from stepwell.nodes.engine.run_format import Retention
-    from stepwell.nodes.graph import OnUnknownAction
+    from stepwell.nodes.deploy.migration import Migrate
+    from stepwell.nodes.graph.base import BaseNode
+    from stepwell.nodes.graph.building import OnUnknownAction
+    from stepwell.nodes.run.table import Retention
     from stepwell.storage import Storage
 
 __all__ = ["linear", "with_error_handling"]

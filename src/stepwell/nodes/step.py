@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption, UsageError
-from stepwell.nodes.engine import children, queue
-from stepwell.nodes.engine.options import checked_params
-from stepwell.nodes.engine.position import current
+from stepwell.nodes.control.options import checked_params
 from stepwell.nodes.handle import RunHandle
+from stepwell.nodes.queue import children, submitting
+from stepwell.nodes.walk.cursor import current
 
 if TYPE_CHECKING:
     from stepwell.nodes.flow import NodeFlow
@@ -102,7 +102,7 @@ class Step:
         children.check_partition(flow, partition, parent)
         place = children.place_of(branch, self.node, self.visit, self.item)
         storage = journal.slot.storage
-        child = await queue.submit(
+        child = await submitting.submit(
             flow,
             shared or {},
             storage=storage,
@@ -111,7 +111,7 @@ class Step:
             after=None,
             priority=priority,
             params=checked_params(params),
-            keep=queue.kept_child(flow.keep),
+            keep=submitting.kept_child(flow.keep),
             parent=parent,
         )
         return RunHandle(child, flow, storage)

@@ -11,9 +11,9 @@ from typing import Any, Final, NamedTuple
 from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption, StorageUnavailable, UnknownRun
 from stepwell.log import Log, LogEntry
-from stepwell.nodes.engine import monitor
-from stepwell.nodes.engine.notices import run_topic
-from stepwell.nodes.engine.streams import MOST, log_of
+from stepwell.nodes.run import monitor
+from stepwell.nodes.run.notices import run_topic
+from stepwell.nodes.run.streams import MOST, log_of
 from stepwell.storage import Storage
 from stepwell.storage.wakeups import add_listener
 

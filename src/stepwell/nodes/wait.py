@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from stepwell._secrets import quoted
 from stepwell.codec import check_name
 from stepwell.errors import InvalidOption, UsageError
-from stepwell.nodes.engine.base import BaseNode, PostResult
-from stepwell.nodes.engine.branch import Park
-from stepwell.nodes.engine.hooks import call_hook
-from stepwell.nodes.engine.ids import WaitId
-from stepwell.nodes.engine.waits import signal_for
+from stepwell.nodes.graph.base import BaseNode, PostResult
+from stepwell.nodes.graph.hooks import call_hook
+from stepwell.nodes.run.branch import Park
+from stepwell.nodes.run.ids import WaitId
+from stepwell.nodes.run.waits import signal_for
 
 if TYPE_CHECKING:
-    from stepwell.nodes.engine.plan import Build, Stage, Strategy
-    from stepwell.nodes.engine.position import Cursor
+    from stepwell.nodes.graph.plan import Build, Stage, Strategy
+    from stepwell.nodes.walk.cursor import Cursor
 
 __all__ = ["Sleep", "Wait"]
 

@@ -26,15 +26,16 @@ from stepwell.errors import (
     StoredDataError,
     UnknownRun,
 )
+from stepwell.nodes.control import runs
+from stepwell.nodes.control.options import common_storage
 from stepwell.nodes.dispatcher import Dispatcher, RunSource
-from stepwell.nodes.engine import partitions, runs
-from stepwell.nodes.engine.base_flow import BaseFlow
-from stepwell.nodes.engine.error_text import summary_of
-from stepwell.nodes.engine.execution import check_concurrency
-from stepwell.nodes.engine.options import common_storage
-from stepwell.nodes.engine.schedules import Ticker
-from stepwell.nodes.limits import Limit, limits_by_name
-from stepwell.nodes.schedule import Schedule
+from stepwell.nodes.graph.base_flow import BaseFlow
+from stepwell.nodes.queue import partitions
+from stepwell.nodes.queue.limits import Limit
+from stepwell.nodes.run.error_text import summary_of
+from stepwell.nodes.schedules.schedule import Schedule
+from stepwell.nodes.schedules.stored import Ticker
+from stepwell.nodes.walk.execution import check_concurrency
 from stepwell.record import RUNS, Address
 from stepwell.storage.poller import poll
 from stepwell.storage.presence import Presence
@@ -42,11 +43,11 @@ from stepwell.storage.state_storage import is_configured
 from stepwell.storage.transport.starting import when_available
 
 if TYPE_CHECKING:
-    from stepwell.nodes.engine.execution import Execution
-    from stepwell.nodes.engine.monitor import Run
-    from stepwell.nodes.engine.plan import Program
-    from stepwell.nodes.engine.run_format import Status
     from stepwell.nodes.flow import NodeFlow
+    from stepwell.nodes.graph.plan import Program
+    from stepwell.nodes.run.monitor import Run
+    from stepwell.nodes.run.table import Status
+    from stepwell.nodes.walk.execution import Execution
     from stepwell.storage import Storage
 
     #: Called with a run that has failed or is stuck.
@@ -110,7 +111,7 @@ class RunWorker:
         self._on_failed, self._on_stuck = on_failed, on_stuck
         known = _checked_flows(flows)
         self._flows = {flow._title(): flow for flow in known}
-        named = limits_by_name(limits, self._flows)
+        named = _limits_by_name(limits, self._flows)
         self._schedules = _checked(schedules, self._flows)
         unstored = [name for name, flow in self._flows.items() if flow.storage is None]
         if storage is None and unstored and not is_configured():
@@ -287,6 +288,21 @@ def _checked_flows(flows: Iterable[NodeFlow]) -> list[NodeFlow]:
             raise InvalidOption(f"two flows of worker() are named {quoted(name)}: give one of them another name=...")
         names.add(name)
     return known
+
+
+def _limits_by_name(limits: Mapping[str | NodeFlow, Limit] | None, flows: Mapping[str, NodeFlow]) -> dict[str, Limit]:
+    """Return the limits by the names of their flows; raise ``InvalidOption`` for an unknown flow."""
+    found: dict[str, Limit] = {}
+    for given, limit in (limits or {}).items():
+        name = given if isinstance(given, str) else given._title()
+        if name not in flows or not isinstance(limit, Limit):
+            raise InvalidOption(
+                f"limits={{{quoted(name)}: {quoted(limit)}}}: give flows of this worker, or their names, with "
+                "Limit(...); it has "
+                f"{', '.join(map(quoted, flows))}"
+            )
+        found[name] = limit
+    return found
 
 
 def _checked(schedules: Iterable[Schedule], flows: Mapping[str, NodeFlow]) -> list[Schedule]:

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 
 from stepwell.codec import decode_namespace, encode_namespace
 from stepwell.errors import Unsupported
-from stepwell.nodes.engine.run_format import flow_of_index
+from stepwell.nodes.run.table import flow_of_index
 from stepwell.operate.records import Count, bots, counted
 from stepwell.operate.run_list import RunCount, run_counts
 from stepwell.record import RUNS, ReservedNamespace

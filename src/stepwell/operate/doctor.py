@@ -23,8 +23,8 @@ from stepwell.errors import (
 )
 from stepwell.fsm.base import Machine
 from stepwell.nodes import NodeFlow
-from stepwell.nodes.engine import monitor
-from stepwell.nodes.engine.monitor import Run
+from stepwell.nodes.run import monitor
+from stepwell.nodes.run.monitor import Run
 from stepwell.operate.checks import check_encryption, check_settings
 from stepwell.operate.finding import Finding
 from stepwell.operate.processes import ProcessView, processes

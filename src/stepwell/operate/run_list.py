@@ -10,9 +10,9 @@ from typing import Any, Final, NamedTuple, get_args
 from stepwell._secrets import quoted
 from stepwell.codec import decode_key, encode_namespace
 from stepwell.errors import InvalidOption, StoredDataError
-from stepwell.nodes.engine import monitor
-from stepwell.nodes.engine.monitor import Run, Status
-from stepwell.nodes.engine.run_format import FINAL
+from stepwell.nodes.run import monitor
+from stepwell.nodes.run.monitor import Run, Status
+from stepwell.nodes.run.table import FINAL
 from stepwell.operate.runs import masked_run, secrets_of
 from stepwell.operate.search import matches, pages, written_before
 from stepwell.record import RUNS, Address, Stored

@@ -12,10 +12,11 @@ from stepwell.codec.json import MalformedJSON, from_json
 from stepwell.codec.values import encode
 from stepwell.errors import Conflict, StepwellError, UnknownRun, UsageError, VersionChanged
 from stepwell.nodes import Answered, NodeFlow
-from stepwell.nodes.engine import control, monitor
-from stepwell.nodes.engine.ids import flow_of_wait
-from stepwell.nodes.engine.monitor import OpenWait, Run
-from stepwell.nodes.engine.run_format import FINAL, table_of
+from stepwell.nodes.control import requests
+from stepwell.nodes.run import monitor
+from stepwell.nodes.run.ids import flow_of_wait
+from stepwell.nodes.run.monitor import OpenWait, Run
+from stepwell.nodes.run.table import FINAL, table_of
 from stepwell.operate.log import log_write
 from stepwell.operate.masking import hidden_texts, masked, masked_field, masked_text
 from stepwell.operate.record import version_text
@@ -192,7 +193,7 @@ def wait_of(run: Run, given: str) -> OpenWait:
 async def answer(storage: Storage, wait_id: str, value: Any, *, who: str) -> None:
     """Store the answer to a wait, given by its id; a worker continues the run. Raises ``AlreadyAnswered``."""
     run = await show_run(storage, wait_id)
-    answered = await control.answer(_stand_in(run), wait_id, value, storage=storage)
+    answered = await requests.answer(_stand_in(run), wait_id, value, storage=storage)
     if not answered:
         raise AlreadyAnswered(run.flow_id, wait_id, answered)
     log_write(who, f"answered {wait_id} of run {run.flow_id}")

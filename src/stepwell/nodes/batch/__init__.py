@@ -1,0 +1,1 @@
+"""Batches: nodes that run once for each item."""

@@ -1,0 +1,338 @@
+"""The items of a batch: a limited number at once, and the results in the order of the items."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable, Iterator, Sized
+from concurrent.futures import Executor
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain, islice
+from time import perf_counter
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any
+
+from stepwell._secrets import quoted
+from stepwell.errors import UsageError
+from stepwell.nodes.batch.chunk import Chunks
+from stepwell.nodes.batch.executor import MakeExecutor
+from stepwell.nodes.walk.attempts import attempt
+from stepwell.nodes.walk.cursor import Cursor, enter
+from stepwell.nodes.walk.execution import SLICE
+from stepwell.nodes.walk.on_error import Failed, OnError, add_note, attach, conclude, exit_of, inside_cancelled
+from stepwell.nodes.walk.thread_pool import SIZE, ThreadPool
+from stepwell.nodes.walk.workgroup import TASK_GROUPS_UNCANCEL, Halt, WorkGroup
+
+if TYPE_CHECKING:
+    from stepwell.nodes.graph.plan import Stage
+    from stepwell.nodes.walk.execution import EventKind, Execution, Limiter
+
+__all__ = ["BatchRun", "BatchSettings", "close_source", "run_items"]
+
+
+#: The most items between two checks whether to let the event loop run other tasks.
+_LONGEST = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSettings:
+    """The settings of a batch for its items."""
+
+    #: How many run at once; ``None`` is all of them.
+    concurrency: int | None
+    on_error: OnError
+    #: An executor, or the function that makes one.
+    executor: Executor | MakeExecutor | None
+
+
+async def run_items(stage: Stage, cursor: Cursor, node: Any, prep_res: Any, shared: Any) -> list[Any]:
+    """Run a batch's ``exec`` on every item and return the results in the order of the items."""
+    run = cursor.run
+    settings: BatchSettings = stage.extra
+    source = stage.items(stage, prep_res)
+    simple = settings.concurrency == 1 and settings.on_error == "stop" and run.emit is None
+    if simple and isinstance(source, Iterable) and _is_direct(stage, run.limiter(stage)):
+        return await _run_in_loop(stage, cursor, node, source)
+    return await BatchRun(stage, cursor, node, source).run_all()
+
+
+def _is_direct(stage: Stage, limiter: Limiter) -> bool:
+    """Return whether ``exec`` needs no attempts, no thread and no limiter."""
+    return stage.policy.plain and not (stage.has_fallback or stage.threaded or limiter.semaphores)
+
+
+async def _run_in_loop(stage: Stage, cursor: Cursor, node: Any, source: Iterable[Any]) -> list[Any]:
+    """Do the same as :class:`BatchRun` for the simplest batches, at the cost of a ``for`` loop."""
+    results: list[Any] = []
+    add = results.append
+    work = stage.exec
+    index = -1
+    run = cursor.run
+    try:
+        for stretch in (enumerate(source),) if run.without_loop else _stretches(source):
+            for index, item in stretch:
+                cursor.item = index
+                result = work(node, item)
+                if type(result) is CoroutineType:
+                    result = await result
+                add(result)
+            if perf_counter() > run.yield_at:
+                await run.yield_now()
+    except Exception as error:
+        # With as many results as items, the iterable has failed, not an item.
+        if len(results) == index:
+            add_note(error, f"item {index} of batch {quoted(stage.path)}")
+        raise
+    except asyncio.CancelledError as cancelled:
+        if run.cancelling() or run.without_loop:
+            raise
+        raise inside_cancelled(f"item {index} of batch {quoted(stage.path)}", cancelled) from cancelled
+    finally:
+        await close_source(source)
+    return results
+
+
+def _stretches(source: Iterable[Any]) -> Iterator[Iterable[tuple[int, Any]]]:
+    """Yield the items with their indexes, in stretches that take about a fourth of a slice of time.
+
+    Each is used up before the next one. A check for each item would take 5 % of its time.
+    """
+    begin, size, pairs = 0, 1, enumerate(source)
+    began = perf_counter()
+    while True:
+        if isinstance(source, list | tuple | range):
+            if not (part := source[begin : begin + size]):
+                return
+            yield enumerate(part, begin)
+            begin += size
+        else:
+            if (first := next(pairs, None)) is None:
+                return
+            yield chain((first,), islice(pairs, size - 1))
+        now = perf_counter()
+        size = min(size * 2, _LONGEST) if now - began < SLICE / 4 else max(1, size // 2)
+        began = now
+
+
+class BatchRun:
+    """One run of one batch.
+
+    Up to ``concurrency`` workers take items one after the other, and write their results to ``results``.
+    """
+
+    def __init__(self, stage: Stage, cursor: Cursor, node: Any, source: Iterable[Any] | AsyncIterable[Any]) -> None:
+        self.run: Execution = cursor.run
+        self.stage = stage
+        self.node = node
+        self.settings: BatchSettings = stage.extra
+        self.limiter: Limiter = cursor.run.limiter(stage)
+        self._direct = _is_direct(stage, self.limiter)
+        self.results: list[Any] = []
+        self.failures: list[Exception] = []
+        #: The attempt with which the first item failed.
+        self._failed_attempt = 1
+        #: The error of the batch as a whole: its items could not be read, or its results not be stored.
+        self.fatal: Exception | None = None
+        self.done: int = 0
+        self.total: int | None = len(source) if isinstance(source, Sized) else None
+        #: The next item of an async iterable may take long, so a chunk does not wait for it.
+        self.streaming: bool = not isinstance(source, Iterable)
+        #: The most items in one chunk.
+        self.largest_chunk: int | None = None
+        self._cursor = cursor
+        self._source = source
+        self._workers = 0
+        self._taken = 0
+        self._exhausted = False
+        self._halted = False
+        self._group: WorkGroup | None = None
+        self._chunks: Chunks | None = None
+        self._async_iterator = None
+        if isinstance(source, Iterable):
+            self._iterator: Iterator[tuple[int, Any]] = enumerate(source)
+        else:
+            if cursor.run.without_loop:
+                raise UsageError(
+                    f"prep of batch {quoted(stage.path)} returned an async iterable, which needs an event loop: "
+                    "declare prep as async def, or await flow.run()"
+                )
+            self._async_iterator = aiter(source)
+            self._lock = asyncio.Lock()
+
+    @property
+    def left(self) -> int | None:
+        """The number of items that no worker has taken yet, if it is known."""
+        return None if self.total is None else self.total - self._taken
+
+    async def run_all(self) -> list[Any]:
+        """Run every item, then return the results or raise according to ``on_error``."""
+        pool: ThreadPool | None = None
+        if self.stage.threaded:
+            executor: Executor | ThreadPool | MakeExecutor | None = self.settings.executor
+            if executor is None and self.settings.concurrency != 1:
+                executor = pool = ThreadPool(self.settings.concurrency or SIZE, "stepwell-batch")
+            self._chunks = Chunks(self.stage, self.node, executor)
+        try:
+            await self._start_workers()
+        except BaseException as error:
+            attach(error, self.failures)
+            raise
+        finally:
+            if pool is not None:
+                pool.close()
+            if self._chunks is not None:
+                await self._chunks.executor.close()
+            await close_source(self._source)
+        self._cursor.attempt = self._failed_attempt
+        conclude(
+            self.settings.on_error,
+            self.failures,
+            f"of {len(self.results)} items of batch {quoted(self.stage.path)}",
+            fatal=self.fatal,
+        )
+        return self.results
+
+    async def _start_workers(self) -> None:
+        left = self.left
+        if left == 0:
+            return
+        if self.settings.concurrency == 1 and (self.run.without_loop or TASK_GROUPS_UNCANCEL):
+            with suppress(Halt):
+                await self._work(self._cursor)
+        else:
+            async with WorkGroup() as self._group:
+                if left is None:
+                    self._add_worker()
+                else:
+                    # Started in one turn of the loop, items that take equally long end in their order.
+                    for _ in range(min(self.settings.concurrency or left, left)):
+                        self._group.create_task(self._work_in_task())
+
+    def _add_worker(self) -> None:
+        """Add a worker, if the number of items is unknown and ``concurrency`` allows it."""
+        most = self.settings.concurrency
+        if self.total is not None or self._group is None or (most is not None and self._workers >= most):
+            return
+        self._workers += 1
+        self._group.create_task(self._work_in_task())
+
+    async def _work_in_task(self) -> None:
+        cursor = self._cursor.copy()
+        enter(cursor)
+        await self._work(cursor)
+
+    async def _work(self, cursor: Cursor) -> None:
+        if self._chunks is not None:
+            await self._chunks.work(self, cursor)
+            return
+        while (taken := await self.take()) is not None:
+            index, item = taken
+            cursor.item = index
+            await self.settle(cursor, item, self._result(cursor, item))
+            # A durable batch yields after a save, when no result waits for the next one.
+            if cursor.branch is None and not index & 15 and perf_counter() > self.run.yield_at:
+                await self.run.yield_now()
+
+    async def _result(self, cursor: Cursor, item: Any) -> Any:
+        if self._direct:
+            result = self.stage.exec(self.node, item)
+            return await result if type(result) is CoroutineType else result
+        if not self.limiter.semaphores:
+            return await attempt(self.stage, cursor, self.node, item)
+        async with self.limiter:
+            return await attempt(self.stage, cursor, self.node, item)
+
+    async def take(self) -> tuple[int, Any] | None:
+        """Return the index of the next item and the item, or ``None`` if the batch has no more or has ended."""
+        if self._halted or self._exhausted:
+            return None
+        if self.run.cancelling():
+            # The previous item suppressed the cancellation; the worker must still end.
+            raise asyncio.CancelledError
+        try:
+            if self._async_iterator is None:
+                index, item = next(self._iterator)
+            else:
+                async with self._lock:
+                    item = await anext(self._async_iterator)
+                index = self._taken
+        except (StopIteration, StopAsyncIteration):
+            self._exhausted = True
+            return None
+        except Exception as error:  # noqa: BLE001 - conclude() raises it
+            self.fatal = error
+            raise self.halt() from None
+        self._taken += 1
+        if index == len(self.results):
+            self.results.append(None)
+        self._add_worker()
+        if self.run.emit is not None:
+            self._emit("item.started", index)
+        return index, item
+
+    async def settle(self, cursor: Cursor, item: Any, work: Any) -> None:
+        """Await the work on an item, and record its result or its error."""
+        index = cursor.item
+        assert index is not None
+        try:
+            result = await work
+        except Exception as error:  # noqa: BLE001 - conclude() decides what becomes of it
+            self.fail(index, item, error, cursor.attempt)
+        except asyncio.CancelledError as cancelled:
+            if self.run.cancelling():
+                if isinstance(cancelled.__context__, Exception):
+                    # It waited for another attempt or for its fallback.
+                    self.record(index, item, cancelled.__context__, cursor.attempt)
+                raise
+            inside = inside_cancelled(f"item {index} of batch {quoted(self.stage.path)}", cancelled)
+            self.fail(index, item, inside, cursor.attempt)
+        except BaseException as error:
+            place = f"item {index} of batch {quoted(self.stage.path)}"
+            if cursor.branch is None or not (exited := exit_of(place, error, in_thread=self.stage.threaded)):
+                raise
+            # A task that raises SystemExit stops the event loop before the error is stored.
+            self.fail(index, item, exited, cursor.attempt)
+        else:
+            self.succeed(index, result)
+
+    def succeed(self, index: int, result: Any) -> None:
+        self.results[index] = result
+        self.done += 1
+        if self.run.emit is not None:
+            self._emit("item.finished", index)
+            self._emit("node.progress", None, done=self.done, total=self.total)
+
+    def fail(self, index: int, item: Any, error: Exception, attempt: int = 1) -> None:
+        """Record the last error of an item; ``"stop"`` then ends the batch."""
+        self.record(index, item, error, attempt)
+        if self.settings.on_error == "stop":
+            raise self.halt()
+
+    def record(self, index: int, item: Any, error: Exception, attempt: int = 1) -> None:
+        add_note(error, f"item {index} of batch {quoted(self.stage.path)}")
+        if not self.failures:
+            self._failed_attempt = attempt
+        self.failures.append(error)
+        self.results[index] = Failed(item, error)
+        self.done += 1
+        if self.run.emit is not None:
+            self._emit("item.failed", index, error=error, attempt=attempt)
+            self._emit("node.progress", None, done=self.done, total=self.total)
+
+    def halt(self) -> Halt:
+        """Let no worker take another item, and return the exception that ends the other workers."""
+        self._halted = True
+        return Halt()
+
+    def _emit(self, kind: EventKind, index: int | None, *, attempt: int = 1, **fields: Any) -> None:
+        assert self.run.emit is not None
+        cursor = Cursor(self.run, self.stage.path, self.run.visits[self.stage.index], index, attempt)
+        self.run.emit(kind, cursor, **fields)
+
+
+async def close_source(items: Iterable[Any] | AsyncIterable[Any]) -> None:
+    """Close the items if they are a generator, so that its ``finally`` runs now."""
+    if isinstance(items, Generator):
+        items.close()
+    elif isinstance(items, AsyncGenerator):
+        await items.aclose()

@@ -1,0 +1,1 @@
+"""Calls that start, resume, answer, pause and cancel runs."""

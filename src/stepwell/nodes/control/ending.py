@@ -1,0 +1,190 @@
+"""Runs a durable run from its position in the journal, and commits its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from stepwell._secrets import quoted
+from stepwell.errors import Conflict, LeaseLost, RunCancelled, RunPaused, StorageError
+from stepwell.nodes.control import loop_lag, survivors
+from stepwell.nodes.graph.base_flow import apply_updates
+from stepwell.nodes.queue import children
+from stepwell.nodes.run import lease
+from stepwell.nodes.run.branch import Park
+from stepwell.nodes.run.mail import topic_of
+from stepwell.nodes.run.notices import wake_waiters
+from stepwell.nodes.run.table import FINAL, table_of
+from stepwell.nodes.walk.on_error import attach
+from stepwell.nodes.walk.runner import run_root
+from stepwell.storage.wakeups import add_listener
+
+if TYPE_CHECKING:
+    from stepwell.nodes.run.journal import Journal
+    from stepwell.nodes.walk.execution import Execution
+
+__all__ = ["commit_cancelled", "execute", "release"]
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+async def execute(run: Execution, journal: Journal, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Run from the position in the journal, commit the end of the run, and wake the calls that wait for it."""
+    slot = journal.slot
+    stop_listening = add_listener(slot.storage.wake_key, topic_of(journal.flow_id), journal.check_mail)
+    slot.on_version = journal.check_version
+    lag = loop_lag.measure()
+    try:
+        while True:
+            try:
+                await _run_to_end(run, journal, params)
+            except Park:
+                parked = await _last_commit(run, journal.park())
+                if parked is not None:
+                    run.end("run.parked", parked=parked)
+                    if isinstance(parked, RunPaused):
+                        await release(journal, ended=False)
+                    raise parked from None
+                if journal.cancel is not None:
+                    raise await commit_cancelled(journal, run) from None
+                # An answer has arrived meanwhile.
+                continue
+            return journal.shared
+    except asyncio.CancelledError:
+        await _interrupt(journal, run=run)
+        raise
+    except (Conflict, StorageError) as error:
+        # A node that blocks the loop for longer than the lease would do so again, so it counts as a death.
+        if error is journal.broken and not (isinstance(error, LeaseLost) and lag.blocked):
+            survivors.leave(journal)
+        raise
+    finally:
+        lag.end()
+        slot.on_version = None
+        stop_listening()
+        journal.stop_reading()
+        wake_waiters(slot.storage, journal.flow_id)
+
+
+async def _run_to_end(run: Execution, journal: Journal, params: Mapping[str, Any]) -> None:
+    root = journal.program.root
+    run.visits = journal.visits.copy()
+    if journal.cancel is not None:
+        # The commit before has found the mail.
+        raise await commit_cancelled(journal, run)
+    try:
+        async with _Cancellable(journal, run):
+            result = await run_root(root, run, journal.shared, params, journal)
+        if isinstance(result, tuple):
+            apply_updates(root, result, journal.shared)
+        await _last_commit(run, journal.finish())
+    except (Park, RunCancelled):
+        raise
+    except Exception as error:
+        if error is journal.broken and isinstance(error, Conflict | StorageError):
+            # Another runner has the record, or the storage is unavailable.
+            raise
+        try:
+            for path in await journal.fail(error):
+                error.add_note(
+                    f"the answer to {quoted(path)} is stored: flow.resume({quoted(journal.flow_id)}) uses it again, "
+                    f"flow.resume({quoted(journal.flow_id)}, value) replaces it"
+                )
+        except Exception as failure:  # noqa: BLE001 - it must not hide the error of the run
+            # The run has not ended, so it keeps its partition.
+            attach(error, [failure])
+        else:
+            await release(journal)
+        raise
+    await release(journal)
+    run.end("run.finished")
+
+
+async def release(journal: Journal, *, ended: bool = True) -> None:
+    """Let the next run of the partition start, and wake the parent of a child that has ended."""
+    if journal.submitted:
+        storage, submitted = journal.slot.storage, journal.submitted
+        await children.release(storage, journal.flow, journal.revision, submitted, journal.flow_id, ended=ended)
+
+
+class _Cancellable:
+    """Cancels the task of a run within ``async with`` when mail cancels the run, and then raises ``RunCancelled``."""
+
+    def __init__(self, journal: Journal, run: Execution) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._run = run
+        self._journal, self._task, self._cancelling, self._requested = journal, task, task.cancelling(), False
+
+    async def __aenter__(self) -> None:
+        self._journal.on_cancel = self._request
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        journal, task = self._journal, self._task
+        journal.on_cancel = None
+        if journal.cancel is None:
+            return
+        if self._requested:
+            if getattr(task, "_must_cancel", False):
+                # The run has ended without an await since the request.
+                with suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0)
+            task.uncancel()
+        cancelled = await commit_cancelled(journal, self._run)
+        if task.cancelling() > self._cancelling:
+            raise asyncio.CancelledError
+        raise cancelled from None
+
+    def _request(self) -> None:
+        if not self._requested:
+            self._requested = True
+            self._task.cancel()
+
+
+async def commit_cancelled(journal: Journal, run: Execution | None = None) -> RunCancelled:
+    """Commit that mail has cancelled the run, and return the exception to raise; ``run`` is its execution, if any."""
+    assert journal.cancel is not None
+    cancelled = RunCancelled(journal.flow_id, journal.cancel["reason"])
+    if await journal.slot.reload():
+        await children.cancel(journal.slot, journal.flow_id, cancelled.reason)
+        await release(journal)
+    if run is not None and run.began:
+        run.end("run.cancelled", error=cancelled)
+    return cancelled
+
+
+async def _interrupt(journal: Journal, *, run: Execution) -> None:
+    """Let the next worker continue a run whose call was cancelled, or cancel the run too.
+
+    Best effort: errors are logged, not raised.
+    """
+    try:
+        if await journal.slot.reload():
+            table = table_of(journal.slot.head, journal.slot.address)
+            if not run.cancels:
+                await lease.interrupt(journal.slot)
+            elif table is not None and table["status"] not in FINAL:
+                cancelled = RunCancelled(journal.flow_id, "its call was cancelled")
+                await children.cancel(journal.slot, journal.flow_id, cancelled.reason)
+                await release(journal)
+                run.end("run.cancelled", error=cancelled)
+    except Exception as error:  # noqa: BLE001 - the caller must get its cancellation
+        logger.info(
+            "run %s was interrupted (%s); a worker continues it when its lease has ended",
+            quoted(journal.flow_id),
+            error,
+        )
+
+
+async def _last_commit(run: Execution, commit: Coroutine[Any, Any, T]) -> T:
+    """Await the last commit of a run; if it fails, the run has failed."""
+    try:
+        return await commit
+    except BaseException as error:
+        run.end("run.failed", error=error)
+        raise

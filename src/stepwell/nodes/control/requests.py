@@ -1,0 +1,360 @@
+"""Acts on a run from outside, even while a runner holds it: answers its waits, cancels, pauses and retries it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from stepwell._secrets import quoted
+from stepwell.codec import check_name
+from stepwell.errors import (
+    AlreadyHeld,
+    Busy,
+    EncodeError,
+    FlowChanged,
+    InvalidOption,
+    LeaseLost,
+    RunCancelled,
+    RunFinished,
+    StepwellError,
+    StoredDataError,
+    UnknownRun,
+    Unstorable,
+    UsageError,
+)
+from stepwell.nodes.control import runs
+from stepwell.nodes.graph.plan import program_of
+from stepwell.nodes.queue import children, partitions
+from stepwell.nodes.run import lease, mail, monitor, waits
+from stepwell.nodes.run.ids import WaitId, flow_of_wait
+from stepwell.nodes.run.notices import wake_waiters, wake_workers
+from stepwell.nodes.run.table import FORMER, GRAPH, MAIL, flow_index, table_of, unpack
+from stepwell.record import RUNS, Place, Queue, Range, Stored
+from stepwell.slot import Slot
+from stepwell.storage import Storage
+from stepwell.storage.operations import Get
+
+if TYPE_CHECKING:
+    from stepwell.nodes.graph.base_flow import BaseFlow
+
+__all__ = ["Retried", "answer", "cancel", "pause", "retry", "signal"]
+
+#: The statuses of runs that can be retried.
+Retried = Literal["failed", "stuck", "paused"]
+
+#: The first and the longest pause, in seconds, between two checks whether a run has ended.
+_FIRST_POLL, _LONGEST_POLL = 0.01, 0.25
+
+
+async def answer(flow: BaseFlow, given: str, value: Any, *, storage: Storage) -> waits.Answered:
+    """Store the answer to a wait of a run, given by the id of the wait or of the run, unless it has one already."""
+    flow_id = flow_of_wait(given) or given
+    wait_id = None if flow_id == given else given
+    refused = waits.Answered.ANSWERED_BEFORE
+
+    async def message_of(place: Place, table: dict[str, Any]) -> Mapping[str, Any] | None:
+        nonlocal refused
+        _check_flow(flow, flow_id, place, "answered")
+        asked = None if wait_id is None else WaitId.read(wait_id)
+        is_late = wait_id in table.get("late", ())
+        refused = waits.Answered.TOO_LATE if is_late else waits.Answered.ANSWERED_BEFORE
+        if asked is not None and asked.run != table.get("run", ""):
+            raise RunFinished(flow_id, wait_id)
+        if table["status"] == "finished" and wait_id is not None:
+            return None
+        _check_not_ended(flow_id, table)
+        opened: dict[str, Any] = table.get("open", {})
+        known = waits.questions(opened)
+        meant = waits.only_wait(flow_id, opened) if wait_id is None else wait_id
+        if meant is None:
+            raise UsageError(f"run {quoted(flow_id)} waits for no answer")
+        path = next((path for path, each in known.items() if meant == each), None)
+        if path is None:
+            assert wait_id is not None
+            if asked is None or not await _was_asked(storage, flow_id, table, asked):
+                raise waits.never_asked(flow_id, wait_id, opened)
+            return None
+        if await _has_answer(storage, flow_id, known[path]):
+            return None
+        _check_storable(storage, flow_id, path, value, "the answer")
+        message = {"wait": known[path], "value": value}
+        until = opened[path]["until"]
+        if until is None:
+            return message
+        now = await lease.clock(storage, flow_id)
+        # An answer after the deadline is ignored, even if no worker has fired the timeout yet.
+        if now < until:
+            return {**message, "at": now}
+        refused = waits.Answered.TOO_LATE
+        return None
+
+    return waits.Answered.ACCEPTED if await _send(storage, flow_id, "answer", message_of) else refused
+
+
+async def _has_answer(storage: Storage, flow_id: str, wait_id: str) -> bool:
+    """Return whether the mail of a run has an answer to a wait."""
+    address = storage.address(RUNS, flow_id)
+    stored: Stored | None = await storage.perform(Get(address, parts=Range.prefix(f"{MAIL}answer:")))
+    seal = storage.seal(address)
+    for name, text in ((stored and stored.parts) or {}).items():
+        # The runner reports damaged mail.
+        with suppress(StoredDataError):
+            message = seal.value("p", name, text)
+            if isinstance(message, dict) and message.get("wait") == wait_id:
+                return True
+    return False
+
+
+async def signal(flow: BaseFlow, flow_id: str, name: str, value: Any, *, storage: Storage) -> None:
+    """Store a signal for a run, which the next wait for it takes."""
+    if not isinstance(name, str) or not name:
+        raise InvalidOption(f"name={quoted(name)}: give the name of a signal")
+    check_name("the signal", name)
+
+    async def message_of(place: Place, table: dict[str, Any]) -> Mapping[str, Any] | None:
+        _check_flow(flow, flow_id, place, "signalled")
+        _check_not_ended(flow_id, table)
+        waiting = list(waits.unanswered(table.get("open", {})).values())
+        _check_signal(flow, name, [wait["signal"] for wait in waiting if "signal" in wait])
+        _check_storable(storage, flow_id, None, value, "the signal")
+        message = {"name": name, "value": value}
+        timed = any(wait["until"] is not None for wait in waiting if wait.get("signal") == name)
+        return {**message, "at": await lease.clock(storage, flow_id)} if timed else message
+
+    await _send(storage, flow_id, "signal", message_of)
+
+
+def _check_signal(flow: BaseFlow, name: str, awaited: Collection[str]) -> None:
+    """Raise ``InvalidOption`` if no node of the flow waits for a signal; ``awaited``: those it waits for now."""
+    program = program_of(flow, without_loop=False, durable=True)
+    nodes: list[Any] = [stage.node for stage in program.stages if stage.node._shape == "wait"]
+    known: set[str] = {node.signal for node in nodes if node.signal is not None}
+    known.update(awaited)
+    if name in known:
+        return
+    near = get_close_matches(name, known, n=1)
+    names = f"its signals are {', '.join(map(quoted, sorted(known)))}" if known else "it waits for no signals"
+    hint = f"did you mean {quoted(near[0])}?" if near else names
+    raise InvalidOption(f"no node of flow {quoted(flow._title())} waits for the signal {quoted(name)}; {hint}")
+
+
+async def cancel(flow: BaseFlow, flow_id: str, reason: str | None, *, storage: Storage) -> None:
+    """Cancel a run, and return when it has ended as cancelled; raise ``RunFinished`` if it finished before."""
+    if reason is not None and not isinstance(reason, str):
+        raise InvalidOption(f"reason={quoted(reason)}: give a text, or None")
+
+    async def message_of(place: Place, table: dict[str, Any]) -> Mapping[str, Any] | None:
+        _check_flow(flow, flow_id, place, "cancelled")
+        if table["status"] == "finished":
+            raise RunFinished(flow_id)
+        return None if table["status"] == "cancelled" else {"reason": reason}
+
+    await _check_unreplaced(storage, flow_id)
+    if not await _send(storage, flow_id, "cancel", message_of):
+        return
+    await _once_free(storage, flow_id, lambda slot: _cancel_held(slot, flow_id, reason))
+
+
+async def pause(flow: BaseFlow, flow_id: str, *, storage: Storage) -> None:
+    """Pause a run, and return when it has stopped."""
+
+    async def message_of(place: Place, table: dict[str, Any]) -> Mapping[str, Any] | None:
+        _check_flow(flow, flow_id, place, "paused")
+        return {} if _can_pause(table, flow_id) else None
+
+    await _check_unreplaced(storage, flow_id)
+    if not await _send(storage, flow_id, "pause", message_of):
+        return
+    await _once_free(storage, flow_id, lambda slot: _pause_held(slot, flow_id))
+
+
+async def _once_free(storage: Storage, flow_id: str, act: Callable[[Slot], Awaitable[None]]) -> None:
+    """Call ``act`` with the slot of a run as soon as its runner has released it."""
+    pause = _FIRST_POLL
+    while True:
+        try:
+            async with lease.hold(storage, flow_id, wait=0) as slot:
+                await act(slot)
+                return
+        except AlreadyHeld:
+            # A node acts on its own run, which obeys the mail when the node awaits something or has ended.
+            return
+        except (Busy, LeaseLost):
+            await asyncio.sleep(pause * storage.rng.uniform(0.8, 1.2))
+            pause = min(2 * pause, _LONGEST_POLL)
+
+
+def _can_pause(table: Mapping[str, Any], flow_id: str) -> bool:
+    """Return whether a run can be paused, or ``False`` if it is; raise if it has ended or failed."""
+    _check_not_ended(flow_id, table)
+    status = table["status"]
+    if status in ("failed", "stuck"):
+        raise UsageError(f"run {quoted(flow_id)} is {status}, so it does not continue unless it is resumed")
+    return bool(status != "paused")
+
+
+async def _pause_held(slot: Slot, flow_id: str) -> None:
+    table = table_of(slot.head, slot.address) if slot.found else None
+    if table is None:
+        raise RunFinished(flow_id)
+    _, pauses = await slot.parts_of_others(f"{MAIL}pause:")
+    try:
+        if not _can_pause(table, flow_id):
+            return
+    except StepwellError:
+        # The run has ended or failed meanwhile. If it is retried, it must not pause.
+        await slot.commit(dropped_parts=tuple(pauses))
+        raise
+    await lease.pause(slot, pauses)
+    await _release(slot, flow_id, table, ended=False)
+
+
+async def retry(
+    flow: BaseFlow, flow_ids: Iterable[str] | None, status: Retried, limit: int | None, *, storage: Storage
+) -> int:
+    """Put failed, stuck or paused runs into their queue again, and return how many."""
+    if status not in get_args(Retried):
+        raise InvalidOption(f"status={quoted(status)}: choose 'failed', 'stuck' or 'paused'")
+    if limit is not None and (type(limit) is not int or limit < 0):
+        raise InvalidOption(f"limit={quoted(limit)}: give a whole number, or None")
+    if isinstance(flow_ids, str):
+        flow_ids = [flow_ids]
+    if flow_ids is not None and not isinstance(flow_ids, Iterable):
+        raise InvalidOption(f"flow_ids={quoted(flow_ids)}: give a list of ids, one id, or None")
+    retried = 0
+    if flow_ids is not None:
+        flow_ids = list(flow_ids)
+        await _check_exist(storage, flow_ids)
+        for flow_id in flow_ids:
+            if limit is not None and retried >= limit:
+                break
+            retried += await _retry(flow, flow_id, get_args(Retried), storage=storage, named=True)
+        return retried
+    async for run in monitor.runs(storage, flow._title(), status, revision=flow.revision):
+        if limit is not None and retried >= limit:
+            break
+        retried += await _retry(flow, run.flow_id, (status,), storage=storage)
+    return retried
+
+
+async def _check_exist(storage: Storage, flow_ids: Iterable[str]) -> None:
+    """Raise ``UnknownRun`` if there is no run of one of these ids; one that has finished may be gone."""
+    unknown: list[UnknownRun] = []
+    for flow_id in flow_ids:
+        if await storage.perform(Get(storage.address(RUNS, flow_id))) is None:
+            try:
+                await runs.raise_missing(storage, flow_id)
+            except RunFinished:
+                pass
+            except UnknownRun as error:
+                unknown.append(error)
+    if unknown:
+        others = ", ".join(repr(each.flow_id) for each in unknown[1:])
+        unknown[0].add_note(
+            f"There is no run {others} either. No run was retried." if others else "No run was retried."
+        )
+        raise unknown[0]
+
+
+async def _retry(
+    flow: BaseFlow, flow_id: str, statuses: Collection[str], *, storage: Storage, named: bool = False
+) -> bool:
+    """Put a run into its queue again. ``named``: raise ``UsageError`` if its parent was cancelled, else skip it."""
+    try:
+        async with lease.hold(storage, flow_id, wait=0) as slot:
+            table = table_of(slot.head, slot.address) if slot.found else None
+            if table is None or table["status"] not in statuses:
+                return False
+            _check_flow(flow, flow_id, slot.place, "retried")
+            if "parent" in table and await children.is_cancelled(storage, table["parent"]):
+                if named:
+                    raise UsageError(
+                        f"run {quoted(flow_id)} is a child of run {quoted(table['parent'])}, which was "
+                        "cancelled; start a new "
+                        f"run of flow {quoted(flow._title())} instead"
+                    )
+                return False
+            index = flow_index(slot.place.flow or "", slot.place.revision or 1)
+            partition = table.get("partition")
+            queue = Queue(index, table.get("priority", 0))
+            await lease.retry(slot, queue if partition is None else partitions.queue_of(flow._title(), partition))
+    except (Busy, LeaseLost):
+        # Another process resumes it. The claim is lost if this process was suspended.
+        return False
+    if partition is not None:
+        await partitions.promote(storage, flow._title(), partition)
+    wake_workers(storage, index)
+    return True
+
+
+async def _cancel_held(slot: Slot, flow_id: str, reason: str | None) -> None:
+    table = table_of(slot.head, slot.address) if slot.found else None
+    if table is None or table["status"] == "finished":
+        raise RunFinished(flow_id)
+    if table["status"] != "cancelled":
+        await children.cancel(slot, flow_id, reason)
+        wake_waiters(slot.storage, flow_id)
+        await _release(slot, flow_id, table)
+
+
+async def _release(slot: Slot, flow_id: str, table: Mapping[str, Any], *, ended: bool = True) -> None:
+    """Let the next run of the partition start, and wake the parent of a child that has ended."""
+    place = slot.place
+    await children.release(slot.storage, place.flow or "", place.revision or 1, table, flow_id, ended=ended)
+
+
+async def _send(storage: Storage, flow_id: str, kind: mail.Kind, message_of: mail.LetterOf) -> bool:
+    try:
+        return await mail.send(storage, flow_id, kind, message_of)
+    except UnknownRun as unknown:
+        if not unknown.state_only:
+            await runs.raise_missing(storage, flow_id)
+        raise
+
+
+async def _check_unreplaced(storage: Storage, flow_id: str) -> None:
+    """Raise ``RunReplaced`` if the state of a run was replaced, because the record has no run any more."""
+    with suppress(UnknownRun):
+        # If there is no run, sending the mail finds out whether it has finished.
+        await monitor.status(storage, flow_id)
+
+
+def _check_flow(flow: BaseFlow, flow_id: str, place: Place, asked: str) -> None:
+    if place.flow != flow._title():
+        differs = f"it is a run of flow {quoted(place.flow)}, not of {quoted(flow._title())}"
+        raise FlowChanged(flow_id, [differs], asked=asked)
+
+
+async def _was_asked(storage: Storage, flow_id: str, table: dict[str, Any], asked: WaitId) -> bool:
+    address = storage.address(RUNS, flow_id)
+    stored = await storage.perform(Get(address, parts=True))
+    if stored is None or GRAPH not in (stored.parts or {}):
+        # It has ended since its table was read. An answer to a wait of a run that has ended is ignored.
+        return True
+    graph: dict[str, Any] = storage.seal(address).value("p", GRAPH, stored.parts[GRAPH])
+    counts = unpack(table["visits"], len(graph))
+    visits = {path: count for path, count in zip(graph, counts, strict=False) if graph[path][0] == "wait"}
+    if FORMER in stored.parts:
+        visits |= storage.seal(address).value("p", FORMER, stored.parts[FORMER])["visits"]
+    return waits.was_asked(table.get("open", {}), visits, asked)
+
+
+def _check_storable(storage: Storage, flow_id: str, path: str | None, value: Any, what: str) -> None:
+    """Raise ``Unstorable`` if a value cannot be stored. ``path``: the node that waits for it, ``None`` for a signal."""
+    try:
+        Slot(storage, RUNS, flow_id).seal_part("value", value)
+    except EncodeError as error:
+        inside = error.path.removeprefix("$value")
+        signal_to = flow_id if path is None else None
+        raise Unstorable(path or "", f"{what}{inside}", error.type_name, error.why, signal_to=signal_to) from error
+
+
+def _check_not_ended(flow_id: str, table: Mapping[str, Any]) -> None:
+    """Raise ``RunFinished`` or ``RunCancelled`` if a run has ended."""
+    if table["status"] == "finished":
+        raise RunFinished(flow_id)
+    if table["status"] == "cancelled":
+        raise RunCancelled(flow_id, table.get("cancelled") or None)

@@ -1,0 +1,1 @@
+"""Runs that were stored with another graph of their flow."""

@@ -1,1 +1,0 @@
-"""The engine of node flows: how a graph is compiled, walked, kept and resumed."""

@@ -1,0 +1,1 @@
+"""The graph of a flow: its nodes and edges, compiled into stages."""

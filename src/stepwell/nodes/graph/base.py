@@ -1,0 +1,152 @@
+"""The base of nodes and flows: names, params, hooks and edges."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Awaitable, Mapping
+from enum import Enum
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias, TypeVar
+
+from stepwell._secrets import quoted
+from stepwell.codec import check_name
+from stepwell.errors import InvalidGraph, InvalidOption
+from stepwell.nodes.graph.hooks import Hooks
+
+if TYPE_CHECKING:
+    from stepwell.nodes.graph.plan import Build, Stage, Strategy
+
+__all__ = ["END", "Action", "BaseNode", "Edge", "End", "Exec", "PostResult", "Prep", "add_edge", "check_edge"]
+
+Target = TypeVar("Target", bound="BaseNode | End")
+if TYPE_CHECKING:
+    # Defaults of type variables, so that plain ``Node`` is ``Node[Any, Any]``. Type checkers know typing_extensions
+    # without an installation, and at run time the defaults are not needed.
+    import typing_extensions
+
+    Prep = typing_extensions.TypeVar("Prep", default=Any)
+    Exec = typing_extensions.TypeVar("Exec", default=Any)
+else:
+    Prep, Exec = TypeVar("Prep"), TypeVar("Exec")
+
+
+class End(Enum):
+    """The type of :data:`END`."""
+
+    END = "END"
+
+    def __repr__(self) -> str:
+        return "END"
+
+    __str__ = __repr__
+
+
+#: Ends the flow: return it from ``post``, or use it as the target of an edge.
+END: Final = End.END
+
+#: Chooses the edge; ``None`` is the action ``"default"``.
+Action: TypeAlias = str | End | None
+#: What ``post`` returns: an action, or an action and fields for the shared state; a ``def`` or an ``async def``.
+PostResult: TypeAlias = Action | tuple[Action, Mapping[str, Any]] | Awaitable[Action | tuple[Action, Mapping[str, Any]]]
+
+
+class BaseNode:
+    """The base class of nodes and flows: a name, params, ``prep`` and ``post``, and edges.
+
+    ``a >> b`` adds the edge for the action ``"default"``, ``a - "retry" >> b`` one for a named
+    action. Such edges belong to the node and apply in every flow that reaches it.
+    """
+
+    #: The argument ``name``; without one, a flow derives a name from the class.
+    name: str | None
+    #: Read-only values for ``prep``, ``exec`` and ``post``. The params of a flow override those of its nodes.
+    params: dict[str, Any]
+    #: The target of each action.
+    successors: dict[str, BaseNode | End]
+
+    #: The attributes that a compiled flow depends on. If one changes, the flow is compiled again.
+    _settings: ClassVar[tuple[str, ...]] = ("name", "successors", "_dangling", "prep", "post")
+    _hooks: ClassVar[Hooks] = Hooks()
+    #: Whether misspelt hooks are problems of the graph.
+    _strict_hooks: ClassVar[bool] = True
+    #: Whether a visit gets the node's own params too, or only those of the run and of the flows around it.
+    _own_params: ClassVar[bool] = True
+    #: The kind of node; stored with a run to detect that the graph has changed.
+    _shape: ClassVar[str] = "node"
+
+    def __init__(self, *, name: str | None = None) -> None:
+        if name is not None and (not isinstance(name, str) or not name or "/" in name or name.isdigit()):
+            raise InvalidOption(f"name={quoted(name)}: give a non-empty text that is not a number and has no '/'")
+        check_name("the name", name)
+        self.name = name
+        self.params = {}
+        self.successors = {}
+        self._dangling: set[str] = set()
+
+    def prep(self, shared: Any, /) -> Any:
+        """Read the shared state and return what ``exec`` needs."""
+
+    def post(self, shared: Any, prep_res: Any, exec_res: Any, /) -> PostResult:
+        """Write to the shared state and return the action, or ``(action, updates)``."""
+
+    def next(self, node: Target, action: str = "default") -> Target:
+        """Lead ``action`` to ``node``, and return ``node``."""
+        check_edge(self, node, action)
+        add_edge(self.successors, node, action)
+        self._dangling.discard(action)
+        return node
+
+    def __rshift__(self, node: Target) -> Target:
+        return self.next(node)
+
+    def __sub__(self, action: str) -> Edge:
+        if not isinstance(action, str) or not action:
+            raise TypeError(f"an action is a non-empty string, not {quoted(action)}")
+        # The validation of the flow reports an edge without a target.
+        if action not in self.successors:
+            self._dangling.add(action)
+        return Edge(self, action)
+
+    def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
+        """Complete the stage, and return the function that runs ``exec``; ``None`` calls ``exec`` directly."""
+        raise NotImplementedError
+
+    def _own_actions(self) -> tuple[str, ...]:
+        """Return the actions that the node takes by itself, without ``post``. Each needs an edge."""
+        return ()
+
+    def _given_name(self) -> str | None:
+        """Return the name that the user chose."""
+        return self.name
+
+    def _kind(self) -> str:
+        """Return the name to use if the user chose none."""
+        return type(self).__name__
+
+
+class Edge:
+    """``node - "action"``: an edge that still needs ``>> target``."""
+
+    def __init__(self, source: BaseNode, action: str) -> None:
+        self._source = source
+        self._action = action
+
+    def __rshift__(self, node: Target) -> Target:
+        return self._source.next(node, self._action)
+
+
+def check_edge(source: BaseNode, target: object, action: object) -> None:
+    """Raise ``TypeError`` or ``InvalidGraph`` unless this can be an edge."""
+    if not isinstance(action, str) or not action:
+        raise TypeError(f"an action is a non-empty string, not {quoted(action)}")
+    if not isinstance(target, BaseNode | End):
+        raise InvalidGraph(
+            type(source).__name__,
+            [f"the edge {quoted(action)} leads to {quoted(target)}, which is not a node; give a node, a flow or END"],
+        )
+
+
+def add_edge(edges: dict[str, BaseNode | End], target: BaseNode | End, action: str) -> None:
+    """Add an edge, and warn if it replaces another one."""
+    if edges.get(action, target) is not target:
+        warnings.warn(f"Overwriting successor for action '{action}'", stacklevel=4)
+    edges[action] = target

@@ -1,0 +1,1 @@
+"""Submitted runs: queues, partitions, child runs and limits."""

@@ -1,0 +1,1 @@
+"""The record of a durable run: its position, parts, mail and status."""

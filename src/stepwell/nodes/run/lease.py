@@ -1,0 +1,89 @@
+"""The lease on a run, and changes of its status by the task that has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from stepwell._secrets import quoted
+from stepwell.errors import InvalidOption
+from stepwell.nodes.run.table import Retention, end_timers, set_table, table_of
+from stepwell.record import DAY, RUNS, Address, Queue, Stored
+from stepwell.slot import Slot
+from stepwell.storage.operations import Claim, Get, Release
+
+if TYPE_CHECKING:
+    from stepwell.storage import Storage
+
+__all__ = ["LEASE", "cancel", "clock", "hold", "interrupt", "pause", "retry"]
+
+#: The lease of a run in seconds, renewed with each node and by a timer. A run whose runner died is free after it.
+LEASE: float = 10.0
+
+
+def hold(storage: Storage, flow_id: str, *, wait: float) -> Slot:
+    """Return the slot of a run, which one task holds at a time."""
+    if not isinstance(flow_id, str) or not flow_id:
+        raise InvalidOption(f"flow_id={quoted(flow_id)}: give a non-empty string")
+    return Slot(storage, RUNS, flow_id, wait=wait, lease=LEASE)
+
+
+async def clock(storage: Storage, flow_id: str) -> float:
+    """Return the time of the storage's clock."""
+    if storage.clock is not None:
+        return storage.clock()
+    token = storage.ids()
+    # No key is encoded like this. The lease of an unused address costs one row for a moment.
+    address = Address(RUNS, f"{storage.address(RUNS, flow_id).key} {token}")
+    claimed = await storage.perform(Claim(address, token, 1.0))
+    await storage.perform(Release(address, token))
+    return float(claimed.now)
+
+
+async def cancel(slot: Slot, reason: str | None) -> None:
+    """Commit that a run was cancelled, and release it. Its record is kept, for a day unless the run has ``keep``."""
+    table = _table(slot)
+    table["status"], table["cancelled"] = "cancelled", reason or ""
+    table.pop("open", None)
+    keep: Retention = table.get("keep", False)
+    expiry = None if keep is True else float(keep or DAY)
+    set_table(slot, table)
+    stored: Stored | None = await slot.storage.perform(Get(slot.address, parts=True))
+    names = tuple((stored.parts or {}) if stored is not None else ())
+    await slot.commit(timers=end_timers(table, slot.time()), expiry=expiry, queue=None, dropped_parts=names)
+
+
+async def pause(slot: Slot, mail: Iterable[str]) -> None:
+    """Commit that a run is paused, without this mail, and release it."""
+    table = _table(slot)
+    if table["status"] == "queued":
+        table.setdefault("before", "queued")
+    table["status"] = "paused"
+    set_table(slot, table)
+    await slot.commit(timers={}, queue=None, dropped_parts=tuple(mail))
+
+
+async def retry(slot: Slot, queue: Queue) -> None:
+    """Commit that a run waits in a queue to continue at its position, and release it."""
+    table = _table(slot)
+    table.setdefault("before", table["status"])
+    table["status"] = "queued"
+    if table["before"] == "queued":
+        del table["before"]
+    set_table(slot, table)
+    await slot.commit(timers={}, queue=queue)
+
+
+async def interrupt(slot: Slot) -> None:
+    """Commit that a run has no runner any more, so that the next worker continues it at once, and release it."""
+    table = _table(slot)
+    if table["status"] == "running":
+        table["interrupted"] = True
+        set_table(slot, table)
+        await slot.commit(deadline=0.0)
+
+
+def _table(slot: Slot) -> dict[str, Any]:
+    table = table_of(slot.head, slot.address)
+    assert table is not None
+    return table

@@ -1,0 +1,249 @@
+"""The status of runs, read from their storage by any process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, get_args
+
+from stepwell._secrets import quoted
+from stepwell.errors import CorruptRecord, InvalidOption, RunReplaced, UnknownRun
+from stepwell.nodes.run.table import FINAL, GRAPH, Status, flow_index, table_of
+from stepwell.record import RUNS, Address, OpenedHead, Stored
+from stepwell.storage import ANY, Entry, Storage
+from stepwell.storage.operations import Get
+
+__all__ = [
+    "CompletedNode",
+    "OpenWait",
+    "Progress",
+    "Run",
+    "RunError",
+    "Status",
+    "completed_of",
+    "progress_of",
+    "run_of",
+    "runs",
+    "status",
+    "waits_of",
+]
+
+
+class RunError(NamedTuple):
+    """An error of a run."""
+
+    #: The time in seconds since 1970, on the storage's clock.
+    at: float
+    #: The path of the node.
+    node: str
+    #: The name of the error's class.
+    type: str
+    #: At most 500 characters.
+    message: str
+    #: The text of the traceback, without local variables; at most 4,000 characters. Empty in older records.
+    traceback: str = ""
+    #: The number of the attempt that failed, from 1.
+    attempt: int = 1
+
+
+class Progress(NamedTuple):
+    """The progress of a batch at its last commit."""
+
+    done: int
+    total: int
+
+
+class CompletedNode(NamedTuple):
+    """A node of a run that has completed."""
+
+    #: The path of the node.
+    node: str
+    #: When it began or was last continued, on the storage's clock; ``None`` in older records.
+    started_at: float | None = None
+    #: The seconds from then until it completed.
+    duration: float | None = None
+    attempts: int = 1
+
+
+class OpenWait(NamedTuple):
+    """A wait without an answer, or with an answer that its node failed on."""
+
+    #: The id for ``flow.resume(id, value)``; empty for a sleep and for a wait for child runs.
+    id: str
+    node: str
+    question: Any
+    deadline: float | None
+    #: The ids of the child runs that it waits for.
+    children: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run at its last commit.
+
+    Example::
+
+        handle = await flow.submit({}, flow_id="order-42")
+        run: Run = await handle.status()
+        assert (run.status, run.flow) == ("queued", "words")
+    """
+
+    flow_id: str
+    #: The flow's name.
+    flow: str
+    #: A run whose runner died is ``running`` too, until a worker or ``resume`` continues it.
+    status: Status
+    #: Why it is stuck or was cancelled; otherwise ``None``.
+    reason: str | None
+    #: The revision of the flow that it was last written with.
+    revision: int
+    #: The path of the node to run next; ``None`` when it has finished.
+    node: str | None
+    #: The next node of each parallel branch that is running.
+    branches: Mapping[str, str]
+    #: The last nodes that completed, the newest last.
+    path: tuple[str, ...]
+    #: The same nodes with their times.
+    completed: tuple[CompletedNode, ...]
+    #: The last errors, newest first.
+    errors: tuple[RunError, ...]
+    #: The progress of each batch that is running.
+    progress: Mapping[str, Progress]
+    #: The waits that need an answer or a deadline.
+    waits: tuple[OpenWait, ...]
+    #: Times are seconds since 1970 on the storage's clock; 0 for a queued run.
+    started_at: float
+    #: When it was last written.
+    updated_at: float
+    #: When a kept run is removed.
+    expires_at: float | None
+    #: Whether the call that ran it was cancelled. Its status is ``running``, and the next worker continues it.
+    interrupted: bool = False
+    #: How often its runner has died since its last completed node.
+    recoveries: int = 0
+
+
+async def status(storage: Storage, flow_id: str) -> Run:
+    """Return one run; raise ``UnknownRun`` if there is none, ``RunReplaced`` if its state was replaced."""
+    address = storage.address(RUNS, flow_id)
+    seal = storage.seal(address)
+    stored: Stored | None = await storage.perform(Get(address))
+    try:
+        if stored is not None and not _is_unreplaced(seal.open_head(stored.head), address, stored.base):
+            # A copied run has another base too, but it has its parts.
+            stored = await storage.perform(Get(address, parts=True))
+        if stored is None:
+            raise UnknownRun(flow_id)
+        run = _run(flow_id, seal.open_head(stored.head), address, stored)
+    except CorruptRecord as error:
+        assert stored is not None
+        await storage.quarantine(address, stored, error)
+        raise
+    if run is None:
+        raise UnknownRun(flow_id, state_only=True)
+    if run.node is not None and run.status not in FINAL and stored.parts is not None and GRAPH not in stored.parts:
+        raise RunReplaced(address.text, flow_id)
+    return run
+
+
+async def mark_of(storage: Storage, flow_id: str) -> str | None:
+    """Return the mark of a run, ``""`` if it has not begun, ``None`` if there is no run."""
+    address = storage.address(RUNS, flow_id)
+    stored: Stored | None = await storage.perform(Get(address))
+    table = None if stored is None else table_of(storage.seal(address).open_head(stored.head), address)
+    return None if table is None else str(table.get("run", ""))
+
+
+async def runs(storage: Storage, flow: str, status: Status | None, *, revision: int = 1) -> AsyncIterator[Run]:
+    """Yield the runs of a flow that have not ended, or those of one status, of all revisions up to this one."""
+    if status is not None and status not in get_args(Status):
+        raise InvalidOption(f"status={quoted(status)}: choose one of {', '.join(map(quoted, get_args(Status)))}")
+    seen: set[Address] = set()
+    for number in range(1, revision + 1):
+        async for entry in storage.scan(RUNS, flow=flow_index(flow, number), state=ANY if status is None else status):
+            run = None if entry.address in seen else _run(entry.key, entry.head, entry.address, entry)
+            if run is not None and (run.status == status if status is not None else run.status not in FINAL):
+                if number < revision:
+                    # Meanwhile it may get a later revision.
+                    seen.add(entry.address)
+                yield run
+
+
+def run_of(entry: Entry) -> Run | None:
+    """Return the run in a listed record, or ``None`` if it has none; raise ``CorruptRecord`` if it is damaged."""
+    return _run(entry.key, entry.head, entry.address, entry)
+
+
+def _is_unreplaced(head: OpenedHead, address: Address, base: str) -> bool:
+    """Return whether only runners have written the record, as far as its base shows."""
+    table = table_of(head, address)
+    # A run without a position is queued or has finished.
+    ended = head.place.state is None or (table is not None and table["status"] in FINAL)
+    return table is None or ended or table.get("base", "") == base
+
+
+def _run(flow_id: str, head: OpenedHead, address: Address, stored: Stored | Entry) -> Run | None:
+    place, table = head.place, table_of(head, address)
+    if table is None or place.flow is None:
+        return None
+    trail = tuple(table.get("trail", ()))
+    opened: dict[str, Any] = table.get("open", {})
+    return Run(
+        flow_id=flow_id,
+        flow=place.flow,
+        status=table["status"],
+        # A run that is retried keeps the reason until it continues.
+        reason=(table.get(table["status"]) or None) if table["status"] in ("stuck", "cancelled") else None,
+        revision=place.revision or 1,
+        node=place.state,
+        branches=table.get("lines", {}),
+        path=trail,
+        completed=completed_of(trail, table),
+        errors=tuple(RunError(*error) for error in table.get("errors", ())),
+        progress=progress_of(opened),
+        waits=waits_of(opened),
+        started_at=table["started"],
+        updated_at=stored.written_at,
+        expires_at=stored.expires_at,
+        interrupted=table.get("interrupted", False),
+        recoveries=table.get("recoveries", 0),
+    )
+
+
+def completed_of(trail: Sequence[str], table: Mapping[str, Any]) -> tuple[CompletedNode, ...]:
+    """Return the last nodes of a run with their times, as far as these can be read.
+
+    ``1520+512x3``: the node began 1520 ms after the run and took 512 ms, with 3 attempts.
+    """
+    times = table.get("times", "").split()[-len(trail) :] if trail else []
+    found = [CompletedNode(node) for node in trail[: len(trail) - len(times)]]
+    for node, text in zip(trail[len(found) :], times, strict=True):
+        try:
+            start, _, rest = text.partition("+")
+            duration, _, attempts = rest.partition("x")
+            started_at = table["started"] + int(start) / 1000
+            found.append(CompletedNode(node, started_at, int(duration) / 1000, int(attempts or 1)))
+        except ValueError:
+            found.append(CompletedNode(node))
+    return tuple(found)
+
+
+def progress_of(opened: Mapping[str, Any]) -> dict[str, Progress]:
+    """Return the progress of each batch in ``Journal.open``."""
+    known = {node: inside.get("progress") if isinstance(inside, dict) else inside for node, inside in opened.items()}
+    return {node: Progress(*inside) for node, inside in known.items() if isinstance(inside, list | tuple)}
+
+
+def _children_of(wait: Mapping[str, Any]) -> tuple[str, ...]:
+    if "child" in wait:
+        return (wait["child"],)
+    return tuple(f"{wait['step']}/{number}" for number in wait.get("running", ()))
+
+
+def waits_of(opened: Mapping[str, Any]) -> tuple[OpenWait, ...]:
+    """Return the waits in ``Journal.open`` that need an answer or a deadline."""
+    return tuple(
+        OpenWait(inside.get("again") or inside["id"], node, inside["question"], inside["until"], _children_of(inside))
+        for node, inside in opened.items()
+        if isinstance(inside, dict) and ("answer" not in inside or "again" in inside)
+    )

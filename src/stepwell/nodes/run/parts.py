@@ -1,0 +1,88 @@
+"""The parts of a durable run: large values of its nodes, in memory and for the next commit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from stepwell.codec.large import in_thread, is_large
+from stepwell.errors import EncodeError, Unstorable
+from stepwell.nodes.run.table import MAIL, owner_of_part
+from stepwell.slot import Sealed, Slot
+
+__all__ = ["RunParts", "is_inside"]
+
+
+class RunParts:
+    """The parts of one run that were loaded, and those that its next commit writes or drops."""
+
+    def __init__(self, slot: Slot) -> None:
+        self.slot = slot
+        #: The parts of each node, by its path.
+        self.parts: dict[str, dict[str, Any]] = {}
+        #: The parts for the next commit, by name; ``None`` drops a part.
+        self._pending: dict[str, Sealed | None] = {}
+
+    async def load_parts(self) -> None:
+        """Load the parts as a resume would, because a journal does not keep the values of parts that it wrote."""
+        self.parts = {}
+        for name, value in (await self.slot.parts()).items():
+            if not name.startswith(MAIL):
+                self.parts.setdefault(owner_of_part(name), {})[name] = value
+
+    def put(self, path: str, kind: str, number: int | str, value: Any) -> None:
+        """Add a part of a node to the next commit; raise ``Unstorable`` now if it cannot be stored."""
+        name = f"{kind}:{path}:{number}"
+        part = value if isinstance(value, Sealed) else self.seal(path, name, value, f"{kind} {{}}".format)
+        self._pending[name] = part
+        self.parts.setdefault(path, {})[name] = None
+
+    async def seal_soon(self, node: str, name: str, value: Any, where: Callable[[str], str]) -> Sealed:
+        """Encode a part, in a thread if it is large."""
+        if is_large(value):
+            return await in_thread(self.seal, node, name, value, where, True)
+        return self.seal(node, name, value, where)
+
+    def seal(self, node: str, name: str, value: Any, where: Callable[[str], str], large: bool = False) -> Sealed:
+        """Encode a part; ``where`` translates the path in the part to the words of the error message."""
+        try:
+            return self.slot.seal_part(name, value, large)
+        except EncodeError as error:
+            inside = error.path.removeprefix(f"${name}")
+            raise Unstorable(node, where(inside), error.type_name, error.why) from error
+
+    def drop(self, path: str) -> None:
+        """Drop the parts of a node and of the nodes inside it with the next commit; "" is the whole run."""
+        for owner in [owner for owner in self.parts if not path or is_inside(owner, path)]:
+            self._pending.update(dict.fromkeys(self.parts.pop(owner)))
+
+    async def move_part(self, kind: str, path: str, number: str, value: Any) -> None:
+        """Add a loaded part under the name of another node to the next commit."""
+        name = f"{kind}:{path}:{number}"
+        self._pending[name] = await self.seal_soon(path, name, value, f"{kind} {{}}".format)
+        self.parts.setdefault(path, {})[name] = value
+
+    def forget_parts(self, names: Iterable[str]) -> None:
+        """Drop loaded parts with the next commit."""
+        for name in names:
+            owner = owner_of_part(name)
+            del self.parts[owner][name]
+            if not self.parts[owner]:
+                del self.parts[owner]
+            self._pending[name] = None
+
+    def part(self, path: str, kind: str, number: int | str = 0) -> Any:
+        """Return a part of a node as it was loaded, or ``None``."""
+        return self.parts.get(path, {}).get(f"{kind}:{path}:{number}")
+
+    def parts_of(self, path: str, kind: str) -> list[Any]:
+        """Return all parts of one kind that a node had when the run was loaded, in their order."""
+        found: list[Any] = []
+        while (value := self.part(path, kind, len(found))) is not None:
+            found.append(value)
+        return found
+
+
+def is_inside(path: str, around: str) -> bool:
+    """Return whether a path is that of a node or of something inside it."""
+    return path == around or path.startswith(f"{around}/")

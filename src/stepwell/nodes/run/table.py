@@ -1,0 +1,336 @@
+"""The stored form of a durable run: its table, its parts and its visit counts, and their validation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import groupby
+from math import isfinite
+from typing import Any, Final, Literal, NotRequired, TypedDict
+
+from stepwell.codec import values
+from stepwell.codec.values import conform
+from stepwell.errors import CorruptRecord
+from stepwell.nodes.run.ids import WaitId
+from stepwell.record import NOTHING, Address, Limits, OpenedHead, Place
+from stepwell.slot import Slot
+
+__all__ = [
+    "ENDED",
+    "FINAL",
+    "FORMER",
+    "GRAPH",
+    "MAIL",
+    "PARAMS",
+    "Former",
+    "Retention",
+    "Status",
+    "end_timers",
+    "flow_index",
+    "flow_indexes",
+    "flow_of_index",
+    "kind_of_mail",
+    "owner_of_part",
+    "packed",
+    "problem_of_part",
+    "run_head",
+    "set_table",
+    "submitted_of",
+    "table_of",
+    "unpack",
+]
+
+Status = Literal["queued", "running", "parked", "sleeping", "paused", "failed", "stuck", "cancelled", "finished"]
+#: The statuses of runs that never continue. Their records have no graph.
+FINAL: Final = frozenset({"cancelled", "finished"})
+#: The statuses of runs that have a result, or none until they are resumed.
+ENDED: Final = frozenset({"failed", "stuck", "cancelled", "finished"})
+#: Nested deeper is no table.
+_DEPTH: Final = 1000
+_EXACT: Final = frozenset({str, bool, int, type(None)})
+#: Seconds after which a worker reports the end of a child run to its parent, if its own runner was killed before.
+REPORT: Final = 5.0
+#: ``False``: remove a finished run. ``True``: keep it. A number: keep it for that many seconds.
+Retention = bool | float
+
+#: The part that every run has from its first node until it has finished.
+GRAPH = "graph::"
+#: The prefix of the names of mail parts: ``mail:kind:id``. The ids of one kind are in the order of their writes.
+MAIL = "mail:"
+#: The part with the params of a run.
+PARAMS = "params::"
+#: The part with what a run keeps of earlier graphs of its flow.
+FORMER = "former::"
+
+
+def table_of(head: OpenedHead, address: Address) -> dict[str, Any] | None:
+    """Return the table of a run, or ``None`` if the record is not a run; raise ``CorruptRecord`` if it is damaged."""
+    if not head.extension:
+        return None
+    try:
+        table = values.decode(head.extension, _DEPTH)
+    except values.DecodeError as error:
+        raise CorruptRecord(address.text, "the position of its run", str(error)) from error
+    if not (isinstance(table, dict) and "status" in table and "graph" in table):
+        return None
+    problem = conform(table, _Table)[1]
+    for inside in table.get("open", {}).values() if problem is None else ():
+        problem = problem or _problem_inside(inside)
+    for row in table.get("errors", ()) if problem is None else ():
+        # Older records have neither the traceback nor the attempt.
+        form = tuple[float, str, str, str] if len(row) == 4 else tuple[float, str, str, str, str, int]
+        problem = problem or conform(row, form)[1]
+    if problem is not None:
+        raise CorruptRecord(address.text, "the position of its run", f"has another form ({problem})")
+    return table
+
+
+def flow_indexes(flow: str, revision: int) -> list[str]:
+    """Return the index texts of all revisions of a flow up to this one."""
+    return [flow_index(flow, each) for each in range(1, revision + 1)]
+
+
+def set_table(slot: Slot, table: dict[str, Any]) -> None:
+    """Keep a table in the record of a held run, which is found by its revision and its status."""
+    head = run_head(slot.place, table, slot.storage.limits)
+    slot.extension, slot.indexed = head.extension, head.indexed
+
+
+def run_head(place: Place, table: dict[str, Any], limits: Limits, timers: Mapping[str, float] = NOTHING) -> OpenedHead:
+    """Return the head of a run."""
+    text = values.to_json(table) if _is_flat(table) else values.encode(table, limits, "$head")
+    flow = place.flow
+    if flow is not None and (place.revision is not None or "@" in flow):
+        # It changes less often than the node.
+        flow = flow_index(flow, place.revision)
+    return OpenedHead(place, timers, text.decode(), (flow, table["status"]))
+
+
+def _is_flat(table: Mapping[str, Any]) -> bool:
+    """Return whether this is flat and JSON-safe, so that it needs no recursive check."""
+    for key, value in table.items():
+        if key == "trail":
+            continue
+        kind = type(value)
+        if key[:1] == "$" or not (kind in _EXACT or (kind is float and isfinite(value))):
+            return False
+    return True
+
+
+def submitted_of(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the partition, the priority and the parent of a submitted run, as they are stored."""
+    return {name: table[name] for name in ("partition", "priority", "parent", "above") if name in table}
+
+
+def end_timers(table: Mapping[str, Any], now: float) -> Mapping[str, float]:
+    """Return the timers of a run that ends. A worker reports the end of a child if its runner does not."""
+    return {"report": now + REPORT} if "parent" in table else NOTHING
+
+
+class _Table(TypedDict):
+    """The form of :meth:`~stepwell.nodes.run.journal.Journal._fill`."""
+
+    status: Status
+    graph: str
+    visits: str
+    started: float
+    #: The paths of the last nodes that have completed, the newest last.
+    trail: NotRequired[list[str]]
+    run: NotRequired[str]
+    base: NotRequired[str]
+    keep: NotRequired[bool | float]
+    #: Whether the call that ran it was cancelled.
+    interrupted: NotRequired[bool]
+    #: How often its runner has died since its last node completed.
+    recoveries: NotRequired[int]
+    #: For each batch with items that wait: since when, and when to run these items again.
+    rechecks: NotRequired[dict[str, tuple[float, float]]]
+    #: Why it was cancelled; may be empty.
+    cancelled: NotRequired[str]
+    open: NotRequired[dict[str, Any]]
+    lines: NotRequired[dict[str, str]]
+    #: When the process that wrote it loaded the graph, on the storage's clock.
+    since: NotRequired[float]
+    #: Why the run is stuck, and its status before.
+    stuck: NotRequired[str]
+    before: NotRequired[Status]
+    errors: NotRequired[list[list[Any]]]
+    #: Start, duration and attempts of the last nodes; see ``Branch.complete``.
+    times: NotRequired[str]
+    partition: NotRequired[str]
+    priority: NotRequired[int]
+    #: The id of its parent, and the flow and the partition of each run above it that has one.
+    parent: NotRequired[str]
+    above: NotRequired[list[list[str]]]
+    #: The ids of the last waits that have timed out.
+    late: NotRequired[list[str]]
+    #: A queued run has params.
+    params: NotRequired[bool]
+    #: A queued run has mail.
+    mail: NotRequired[bool]
+
+
+class Former(TypedDict):
+    """The form of the part ``former::``."""
+
+    #: The visits of paths that the graph does not have any more, or has with another kind of node.
+    visits: dict[str, int]
+    #: The entries of ``renamed`` that were applied.
+    renamed: list[str]
+
+
+class _Wait(TypedDict):
+    """The form of a wait in ``Journal.open``."""
+
+    id: str
+    question: Any
+    until: float | None
+    answer: NotRequired[Any]
+    again: NotRequired[str]
+    signal: NotRequired[str]
+    #: Of a wait for child runs: how their ids begin.
+    step: NotRequired[str]
+    #: The id of the child that a node waits for, and when it stops waiting for this one and for others.
+    child: NotRequired[str]
+    timeouts: NotRequired[dict[str, float]]
+    #: The items whose children are running, and the numbers of those that have ended and of all.
+    running: NotRequired[list[int]]
+    #: The items whose children have failed.
+    failed: NotRequired[list[int]]
+    progress: NotRequired[tuple[int, int]]
+
+
+#: The forms of parts, by kind. The result of ``prep`` may have any form.
+_PARTS: Final[Mapping[str, Any]] = {
+    "former": Former,
+    "graph": dict[str, tuple[str, dict[str, str | None]]],
+    "params": dict[str, Any],
+    "items": list[Any],
+    "done": list[list[Any]],
+    "field": list[Any],
+}
+
+
+class _AnswerMail(TypedDict):
+    """The mail with an answer to a wait."""
+
+    wait: str
+    value: Any
+    #: When it was sent, on the storage's clock; given if the wait has a timeout.
+    at: NotRequired[float]
+
+
+class _Signal(TypedDict):
+    """The mail with a signal."""
+
+    name: str
+    value: Any
+    #: When it was sent, on the storage's clock; given if a wait for it has a timeout.
+    at: NotRequired[float]
+
+
+class _ChildEnd(TypedDict):
+    """The mail with the end of a child run."""
+
+    child: str
+
+
+class _Cancel(TypedDict):
+    """The mail that cancels a run."""
+
+    reason: str | None
+
+
+#: The forms of mail, by kind.
+_LETTERS: Final[Mapping[str, Any]] = {
+    "answer": _AnswerMail,
+    "cancel": _Cancel,
+    "child": _ChildEnd,
+    "pause": dict[str, Any],
+    "signal": _Signal,
+}
+
+
+def kind_of_mail(name: str) -> str:
+    """Return the kind of a mail part."""
+    return name.split(":", 2)[1]
+
+
+def _problem_inside(inside: Any) -> str | None:
+    """Return what is wrong with a value of ``Journal.open``: a wait, a batch's progress, an action, or ``True``."""
+    if isinstance(inside, dict):
+        problem = conform(inside, _Wait)[1]
+        ids = [] if problem is not None else [inside["id"], inside.get("again", "")]
+        return problem or ("not the id of a wait" if any(each and WaitId.read(each) is None for each in ids) else None)
+    if isinstance(inside, list):
+        return conform(inside, tuple[int, int])[1]
+    return None if inside is None or isinstance(inside, str | bool) else "unknown kind of progress"
+
+
+def owner_of_part(name: str) -> str:
+    """Return the path of the node whose part this is."""
+    return name.partition(":")[2].rpartition(":")[0]
+
+
+def problem_of_part(name: str, value: Any) -> str | None:
+    """Return what is wrong with the form of a part, or ``None``."""
+    kind = name.partition(":")[0]
+    if kind == "mail":
+        form = _LETTERS.get(kind_of_mail(name)) if name.count(":") > 1 else None
+        return "unknown kind of mail" if form is None else conform(value, form)[1]
+    problem = conform(value, _PARTS[kind])[1] if kind in _PARTS else None
+    if problem is None and kind == "done":
+        problem = next((problem for row in value if (problem := _problem_of_result(row))), None)
+    if problem is None and kind == "field" and not (1 <= len(value) <= 3 and _hashable(value[0])):
+        problem = "not a key and its value"
+    return problem
+
+
+def _problem_of_result(row: list[Any]) -> str | None:
+    return conform(row, tuple[int, Any] if len(row) == 2 else tuple[int, None, str, str])[1]
+
+
+def _hashable(key: Any) -> bool:
+    try:
+        hash(key)
+    except TypeError:
+        return False
+    return True
+
+
+def packed(counts: list[int]) -> str:
+    """Return visit counts as a text: ``[1, 1, 1, 2, 0, 0]`` is ``"1x3,2"``, without the zeros at the end."""
+    runs = []
+    for count, same in groupby(counts):
+        times = len(list(same))
+        runs.append(f"{count}x{times}" if times > 1 else str(count))
+    if counts and counts[-1] == 0:
+        runs.pop()
+    return ",".join(runs)
+
+
+def unpack(text: str, length: int) -> list[int]:
+    """Return the counts of a text, without the zeros at the end; raise ``ValueError`` if there are too many."""
+    counts: list[int] = []
+    for part in text.split(",") if text else ():
+        count, repeated, times = part.partition("x")
+        repeat = int(times) if repeated else 1
+        if not 0 < repeat <= length - len(counts) or int(count) < 0:
+            raise ValueError(f"not {length} visit counts")
+        counts.extend([int(count)] * repeat)
+    return counts
+
+
+def flow_index(flow: str, revision: int | None = None) -> str:
+    """Return the text by which indexes find the runs of one revision of a flow: ``name``, or ``name@2``."""
+    if "@" in flow:
+        flow = flow.replace("@", "@@")
+    return flow if revision is None or revision == 1 else f"{flow}@{revision}"
+
+
+def flow_of_index(text: str) -> tuple[str, int]:
+    """Return the flow and the revision that ``flow_index`` was given."""
+    # The doubled "@" of a name come in pairs, so an odd number of them ends with the one before the revision.
+    head, at, revision = text.rpartition("@")
+    if (len(head) - len(head.rstrip("@"))) % 2 or not at:
+        return text.replace("@@", "@"), 1
+    return head.replace("@@", "@"), int(revision)

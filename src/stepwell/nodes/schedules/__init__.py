@@ -1,0 +1,1 @@
+"""Schedules, which submit runs at their ticks."""

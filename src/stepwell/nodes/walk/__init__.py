@@ -1,0 +1,1 @@
+"""One walk through a graph: visits, attempts, threads and errors."""

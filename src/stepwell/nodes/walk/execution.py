@@ -1,0 +1,167 @@
+"""One execution of a flow: the state and the limits that its nodes, branches and items share."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from stepwell._secrets import quoted
+from stepwell.errors import InvalidOption, TooManySteps
+from stepwell.nodes.run.ids import new_flow_id
+from stepwell.nodes.walk.cursor import Cursor
+from stepwell.nodes.walk.workgroup import group_of, left_by_task_group, past_cancellations
+
+if TYPE_CHECKING:
+    from stepwell.errors import Parked
+    from stepwell.nodes.graph.plan import Graph, Program, Stage
+
+__all__ = ["Emit", "EventKind", "Execution", "Limiter", "check_concurrency"]
+
+
+EventKind = (
+    Literal["run.started", "run.finished", "run.failed", "run.parked", "run.cancelled", "run.stuck"]
+    | Literal["node.started", "node.retried", "node.progress", "node.finished", "node.failed"]
+    | Literal["item.started", "item.retried", "item.finished", "item.failed"]
+)
+
+
+#: Seconds after which work that never suspends lets the event loop run other tasks.
+SLICE = 0.01
+_NEVER = float("inf")
+
+
+class Emit(Protocol):
+    """Passes one event to the subscribers."""
+
+    def __call__(self, kind: EventKind, cursor: Cursor, *, began: float | None = None, **fields: Any) -> float:
+        """Return the time to pass as ``began`` with the event that ends this one; ``fields`` are those of ``Event``."""
+
+
+class Execution:
+    """The state that the nodes, branches and items of one execution share."""
+
+    def __init__(
+        self,
+        program: Program,
+        *,
+        name: str,
+        without_loop: bool,
+        flow_id: str | None = None,
+        concurrency: int | None = None,
+        emit: Emit | None = None,
+        cancels: bool = False,
+    ) -> None:
+        self.name = name
+        self.without_loop = without_loop
+        self.emit = emit
+        #: Whether a durable run ends as cancelled if its call is cancelled.
+        self.cancels: bool = cancels
+        #: When it began, for the duration in its last event.
+        self.began: float = 0.0
+        #: When to call :meth:`yield_now` next, by ``perf_counter()``; 0 before the first call.
+        self.yield_at: float = _NEVER if without_loop else 0.0
+        #: How often each stage was visited, by its index.
+        self.visits: list[int] = [0] * len(program.stages)
+        self.program = program
+        self._steps: int | None = None
+        #: The most nodes to visit, including those of nested flows and branches.
+        self.max_steps: int | None = None if program.root.graph is None else program.root.graph.flow.max_steps
+        #: The limit of this run, which replaces that of the outermost flow.
+        self.concurrency = concurrency
+        self._semaphores: dict[Graph, asyncio.Semaphore] = {}
+        #: The task that started the run, and its number of cancellations before the run.
+        self._task = None if without_loop else asyncio.current_task()
+        self._past_cancellations = 0 if self._task is None else past_cancellations(self._task)
+        # Created on first use, since most runs need no id.
+        self._flow_id = [] if flow_id is None else [flow_id]
+
+    @property
+    def flow_id(self) -> str:
+        if not self._flow_id:
+            # Two threads may get here at once: append is atomic, and the first id is used.
+            self._flow_id.append(new_flow_id(self.name))
+        return self._flow_id[0]
+
+    def end(self, kind: EventKind, *, error: BaseException | None = None, parked: Parked | None = None) -> None:
+        """Emit the last event of the run."""
+        if self.emit is not None:
+            self.emit(kind, Cursor(self, self.program.root.path), began=self.began or None, error=error, parked=parked)
+
+    async def sleep(self, seconds: float) -> None:
+        if self.without_loop:
+            time.sleep(seconds)  # noqa: ASYNC251 - there is no loop to block
+        else:
+            await asyncio.sleep(seconds)
+
+    async def yield_now(self) -> None:
+        """Let the event loop run other tasks, so that timeouts and cancellations reach a loop that never suspends."""
+        if self.yield_at:
+            await asyncio.sleep(0)
+        self.yield_at = time.perf_counter() + SLICE
+
+    def cancelling(self, error: BaseException | None = None) -> bool:
+        """Return whether the current task was cancelled; ``error`` is the error that its work has just raised."""
+        if self.without_loop:
+            return False
+        task = asyncio.current_task()
+        if task is None:
+            return False
+        if task is not self._task and (group := group_of(task)) is not None:
+            return group.ending()
+        count = task.cancelling() - (self._past_cancellations if task is self._task else 0)
+        if count == 1 and left_by_task_group(error):
+            count -= 1
+            task.uncancel()
+        return count > 0
+
+    def check_steps(self, stage: Stage) -> None:
+        """Raise ``TooManySteps`` if this visit exceeds the limit. A flow counts as the nodes inside it."""
+        if self.max_steps is None or stage.graph is not None:
+            return
+        if self._steps is None:
+            # A resumed run has visited some nodes before.
+            self._steps = sum([self.visits[known.index] for known in self.program.stages if known.graph is None])
+        if self._steps >= self.max_steps:
+            raise TooManySteps(self.name, self.max_steps, stage.name)
+        self._steps += 1
+
+    def limiter(self, stage: Stage) -> Limiter:
+        """Return the limiter for an ``exec`` of this stage."""
+        semaphores = []
+        for graph in () if self.without_loop else stage.limits:
+            limit = graph.flow.concurrency
+            if graph is stage.limits[-1] and self.concurrency is not None:
+                limit = self.concurrency
+            if limit is not None:
+                semaphores.append(self._semaphores.setdefault(graph, asyncio.Semaphore(limit)))
+        return Limiter(semaphores)
+
+
+class Limiter:
+    """Acquires any number of semaphores, always in the same order, and releases them.
+
+    An ``exec`` that holds them waits for nothing else that needs one, so limiters cannot deadlock.
+    """
+
+    def __init__(self, semaphores: list[asyncio.Semaphore]) -> None:
+        self.semaphores = semaphores
+
+    async def __aenter__(self) -> None:
+        for held, semaphore in enumerate(self.semaphores):
+            try:
+                await semaphore.acquire()
+            except BaseException:
+                for acquired in self.semaphores[:held]:
+                    acquired.release()
+                raise
+
+    async def __aexit__(self, *error: object) -> None:
+        for semaphore in self.semaphores:
+            semaphore.release()
+
+
+def check_concurrency(concurrency: object) -> None:
+    """Raise ``InvalidOption`` unless this is a whole number of at least 1."""
+    if not isinstance(concurrency, int) or isinstance(concurrency, bool) or concurrency < 1:
+        raise InvalidOption(f"concurrency={quoted(concurrency)}: give a whole number of at least 1")
