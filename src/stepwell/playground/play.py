@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -202,13 +201,6 @@ class Playground:
             while not self.observer.machines and self.process.status == "running":
                 await asyncio.sleep(0.02)
         return bool(self.observer.machines)
-
-    async def caught_up(self, *, timeout: float = 10.0) -> None:
-        """Wait until the bot has confirmed all updates, those that an earlier process left unconfirmed too."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout):
-                while self.bot.updates.pending:
-                    await asyncio.sleep(0.02)
 
     def _killed(self, pid: int | None, why: str) -> None:
         self.observer.timeline.note(f"kill -9 {pid}: {why}" if pid else f"started: {why}")

@@ -60,8 +60,6 @@ def _chat_with_page(url: str, port: int | None) -> None:
         sync(play.__aenter__())
         if not sync(play.ready()):
             raise StepwellError("the bot did not start:\n" + "\n".join(play.output))
-        # Otherwise a repeated answer to a message before a kill is taken for the answer to the next message.
-        sync(play.caught_up())
         introduce(url)
         print(f"\n  {play.url}\n", flush=True)
         tell("Open this link: the chat is on the left, the bot's state on the right. Try this:")
