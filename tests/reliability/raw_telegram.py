@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
+from urllib.parse import parse_qsl
 
 #: What a proxy answers: its status and its page.
 PAGES = {
@@ -14,6 +16,8 @@ PAGES = {
     "403": (403, b"<html><h1>403 Forbidden</h1></html>"),
     "502": (502, b"<html><h1>502 Bad Gateway</h1></html>"),
     "200": (200, b"<html><form>Please log in to this network</form></html>"),
+    "401": (401, b"<html><h1>401 Unauthorized</h1></html>"),
+    "Latin-1": (503, "<html><h1>Indisponible: service fermé</h1></html>".encode("latin-1")),
 }
 
 
@@ -75,11 +79,14 @@ class RawTelegram:
         self._tasks.add(task)
         try:
             while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-                size = int(head.lower().split("content-length:")[1].split("\r\n")[0])
-                method = head.split(" ")[1].rpartition("/")[2]
-                status, body = await self._answer(method, json.loads(await reader.readexactly(size)))
-                writer.write(b"HTTP/1.1 %d -\r\nContent-Length: %d\r\n\r\n%b" % (status, len(body), body))
+                request = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+                length = re.search(r"content-length: *(\d+)", request.lower())
+                size = int(length[1]) if length else 0
+                method = request.split(" ")[1].rpartition("/")[2]
+                status, body = await self._answer(method, _params_of(request, await reader.readexactly(size)))
+                kind = b"text/html" if body.startswith(b"<") else b"application/json"
+                head = b"HTTP/1.1 %d -\r\nContent-Type: %b\r\nContent-Length: %d\r\n\r\n"
+                writer.write(head % (status, kind, len(body)) + body)
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             # A cancelled task would be logged by asyncio's streams.
@@ -98,7 +105,9 @@ class RawTelegram:
             self.sent.setdefault(params["chat_id"], []).append(params["text"])
             if self.results:
                 return 200, self.results.popleft()
-        result = {"id": 1, "is_bot": True, "username": "my_bot"} if method == "getMe" else {"message_id": 1}
+        chat = {"id": params.get("chat_id", 1), "type": "private", "first_name": "Alice"}
+        user = {"id": 1, "is_bot": True, "first_name": "bot", "username": "my_bot"}
+        result = user if method == "getMe" else {"message_id": 1, "date": 1, "chat": chat}
         return 200, json.dumps({"ok": True, "result": result}).encode()
 
     async def _updates(self, offset: int, limit: int, timeout: float, **other: Any) -> bytes:
@@ -113,6 +122,14 @@ class RawTelegram:
             except TimeoutError:
                 pass
         return b'{"ok":true,"result":[' + b",".join(_body_of(self.queue[:limit]))
+
+
+def _params_of(head: str, body: bytes) -> dict[str, Any]:
+    """Read JSON, or the forms in which the clients of frameworks send the parameters."""
+    if "application/json" in head:
+        return cast("dict[str, Any]", json.loads(body))
+    found = re.findall(r'name="(\w+)".*?\r\n\r\n(.*?)\r\n', body.decode(), re.DOTALL) or parse_qsl(body.decode())
+    return {name: int(value) if value.isdigit() else value for name, value in found}
 
 
 def _body_of(updates: list[RawUpdate]) -> Iterator[bytes]:

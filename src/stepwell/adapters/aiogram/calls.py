@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from json import JSONDecodeError
 from typing import Any
 
 from aiogram import Bot
@@ -38,8 +37,11 @@ def pause_of(error: Exception) -> float | None:
     if isinstance(error, TelegramRetryAfter):
         return float(error.retry_after)
     if isinstance(error, ClientDecodeError):
-        # A proxy's page. If only the result cannot be read, the call was made.
-        return 0.0 if isinstance(error.original, JSONDecodeError) else None
+        # The page of a proxy. If only the result cannot be read, the call was made.
+        return None if isinstance(error.data, dict) and error.data.get("ok") is True else 0.0
+    if isinstance(error, UnicodeDecodeError):
+        # A page too: the JSON of the Bot API is UTF-8.
+        return 0.0
     if isinstance(error, TelegramNetworkError | TelegramServerError) and not isinstance(error, TelegramEntityTooLarge):
         return 0.0
     return None

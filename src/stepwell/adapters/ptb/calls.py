@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from json import JSONDecodeError
 from typing import Any
 
 from telegram import Bot
-from telegram.error import BadRequest, NetworkError, RetryAfter
+from telegram.error import BadRequest, NetworkError, RetryAfter, TelegramError
 
 __all__ = ["call_bot", "pause_of"]
 
@@ -24,4 +25,11 @@ def pause_of(error: Exception) -> float | None:
         # From release 22.2 on, the public attribute warns that its type will change.
         asked: Any = getattr(error, "_retry_after", None) or error.retry_after
         return asked.total_seconds() if isinstance(asked, timedelta) else float(asked)
+    if _is_page(error) or (isinstance(error, TelegramError) and _is_page(error.__cause__)):
+        return 0.0
     return 0.0 if isinstance(error, NetworkError) and not isinstance(error, BadRequest) else None
+
+
+def _is_page(error: BaseException | None) -> bool:
+    """Return whether an answer was no JSON. An error for its status, such as Forbidden, has this one as its cause."""
+    return isinstance(error, TelegramError) and isinstance(error.__cause__, JSONDecodeError)
