@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from stepwell import open_storage
+from stepwell import SQLiteStorage, open_storage
 from stepwell.errors import InvalidOption, OutcomeUnknown, StorageClosed, StorageError, StorageFull, StorageUnavailable
 from stepwell.record import Address, Change
+from stepwell.slot import Slot
 from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Operation, Release, Result
 from stepwell.storage.transport import lane as lane_module
 from stepwell.storage.transport.lane import JOURNAL_LIFE, Batch, Lane
@@ -548,3 +549,25 @@ async def test_a_release_that_fails_on_a_full_disk_is_sent_again() -> None:
     await lane.close()
     assert [list(batch) for batch in batches] == [[release], [get(2)], [release]]
     assert lane.idle
+
+
+class Full(SQLiteStorage):
+    full = False
+
+    async def run(self, operations: Sequence[Operation]) -> list[Result]:
+        if self.full:
+            raise StorageFull("the disk is full")
+        return await super().run(operations)
+
+
+async def test_a_claim_can_be_taken_at_once_after_its_release_failed_on_a_full_disk() -> None:
+    async with Full(":memory:") as storage:
+        slot = Slot(storage, "bot", 1)
+        async with slot:
+            storage.full = True
+            slot.data["name"] = "Alice"
+            with pytest.raises(StorageFull):
+                await slot.commit()
+        storage.full = False
+        async with asyncio.timeout(5), Slot(storage, "bot", 1):
+            pass
