@@ -34,9 +34,7 @@ MODULES = sorted({module for page in REFERENCE.glob("*.md") for module in public
 def test_the_reference_has_every_public_module() -> None:
     adapters = {f"stepwell.adapters.{path.stem}" for path in (ROOT / "src/stepwell/adapters").iterdir()}
     adapters = {name for name in adapters if hasattr(importlib.import_module(name), "__all__")}
-    internal = {
-        f"stepwell.adapters.{name}" for name in ("aiogram_records", "imports", "retry", "sending", "telegram_objects")
-    }
+    internal = {f"stepwell.adapters.{name}" for name in ("aiogram_records", "framework", "imports")}
     assert sorted({*NAMES, *adapters, "stepwell.fsm.keys"} - {*MODULES, *internal}) == []
 
 

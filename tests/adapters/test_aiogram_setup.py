@@ -19,7 +19,6 @@ from aiogram.types import ErrorEvent, Message, Poll
 
 from stepwell import Storage
 from stepwell._optional import require
-from stepwell.adapters import sending
 from stepwell.adapters.aiogram import (
     StepwellStorage,
     fsm_flow,
@@ -27,6 +26,7 @@ from stepwell.adapters.aiogram import (
     fsm_state,
     setup,
 )
+from stepwell.adapters.framework import sending
 from stepwell.errors import (
     BotApiError,
     ContextClosed,

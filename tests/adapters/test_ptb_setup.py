@@ -404,7 +404,7 @@ async def test_an_update_waits_for_an_unavailable_storage(
                 raise StorageUnavailable("away")
             return perform(operation)
 
-        monkeypatch.setattr("stepwell.adapters.retry.FIRST_DELAY", 0.01)
+        monkeypatch.setattr("stepwell.adapters.framework.retry.FIRST_DELAY", 0.01)
         monkeypatch.setattr(storage, "perform", failing)
         await say(application, "/register")
         monkeypatch.undo()

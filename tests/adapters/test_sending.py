@@ -14,10 +14,10 @@ import telebot.apihelper
 import telebot.asyncio_helper
 import telegram.error
 
-from stepwell.adapters import sending
 from stepwell.adapters.aiogram import calls as aiogram_calls
+from stepwell.adapters.framework import sending
+from stepwell.adapters.framework.sending import PauseOf, make_call, sender
 from stepwell.adapters.ptb import calls as ptb_calls
-from stepwell.adapters.sending import PauseOf, make_call, sender
 from stepwell.adapters.telebot import calls as telebot_calls
 from stepwell.errors import BotApiError, BotUnavailable
 

@@ -49,7 +49,7 @@ class StateCalls:
 
     def __init__(self, states: Any) -> None:
         self.states = states
-        self.awaits = inspect.iscoroutinefunction(states.get_state)
+        self.awaits = isinstance(states, AsyncStepwellStateStorage | AsyncStateMemoryStorage)
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Outcome:
         def work() -> Any:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
-from stepwell._secrets import quoted
-from stepwell.errors import InvalidOption
-from stepwell.record import Place
-
-__all__ = ["DEFAULT_DESTINY", "AiogramKey", "KeyParts", "address_of", "place_of", "state_name", "tags_of"]
+__all__ = ["DEFAULT_DESTINY", "AiogramKey", "KeyParts", "address_of", "tags_of"]
 
 #: aiogram's name for the destiny of keys that have no other one.
 DEFAULT_DESTINY = "default"
@@ -53,16 +49,3 @@ def tags_of(key: KeyParts) -> tuple[str, ...]:
     # Key strategies for a whole chat use the chat's id as user id.
     user = (f"user:{key.user_id}",) if key.user_id > 0 else ()
     return (*user, f"chat:{key.chat_id}")
-
-
-def place_of(name: str | None) -> Place:
-    """Return flow ``Form`` and state ``name`` for ``"Form:name"``; a name without a group has no flow."""
-    if name is not None and not isinstance(name, str):
-        raise InvalidOption(f"a state must be a State, its name, or None, got {quoted(name)}")
-    flow, colon, state = (name or "").rpartition(":")
-    return Place(flow if colon else None, None if name is None else state)
-
-
-def state_name(place: Place) -> str | None:
-    """Return the name of a state as aiogram has it: the reverse of ``place_of``."""
-    return place.state if place.flow is None else f"{place.flow}:{place.state}"

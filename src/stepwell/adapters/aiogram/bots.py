@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
 from typing import Any, Final
 
-from stepwell.adapters.retry import retry_until_free
-from stepwell.fsm import FSM, Context
-from stepwell.fsm.conversation.conversation import Conversation
+from stepwell.adapters.framework.retry import retry_until_free
+from stepwell.fsm import FSM
 from stepwell.record import ReservedNamespace
 from stepwell.slot import Slot
 
-__all__ = ["BotMachines", "Send", "conversation"]
+__all__ = ["BotMachines", "Send"]
 
 Send = Callable[[dict[str, Any]], Awaitable[Any]]
 
@@ -78,15 +77,3 @@ class BotMachines:
                 known = dict(slot.data)
                 await slot.commit()
         return bool(known["first"] == bot_id)
-
-
-@asynccontextmanager
-async def conversation(fsm: FSM, update: Any) -> AsyncIterator[Context]:
-    """Open the conversation of an update; its calls are collected, not made."""
-    async with AsyncExitStack() as stack:
-
-        def entered() -> Awaitable[Context]:
-            found = Conversation(fsm, update, collects=True, enters=fsm.duplicates.choice == "enter")
-            return stack.enter_async_context(found)
-
-        yield await retry_until_free(entered)

@@ -11,17 +11,17 @@ import asyncio
 import logging
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Any
 
-from stepwell.adapters.retry import PATIENCE, retry_until_free
-from stepwell.errors import AlreadyHeld, Busy, VersionChanged
-from stepwell.record import NO_HEAD, NOWHERE, Address, Change, Place
+from stepwell.adapters.framework.claims import HeldRecords
+from stepwell.adapters.framework.retry import PATIENCE, retry_until_free
+from stepwell.errors import AlreadyHeld, Busy
+from stepwell.record import NO_HEAD, NOWHERE, Address, Change, Place, Stored
 from stepwell.slot import Slot
-from stepwell.storage import Applied, Apply, Get, Guard, Storage
+from stepwell.storage import Applied, Apply, Get, Storage
 
 __all__ = ["ClaimedRecords", "HandlerClaim"]
 
@@ -60,7 +60,15 @@ class ClaimedRecords:
         raises one of ``commit_on``. Inside another block of the same task and family, the record is added to
         that block and is written and released at its end.
         """
-        return HandlerClaim(self.storage, key, (namespace, self._family(key)), wait, lease, patience, commit_on)
+        return HandlerClaim(
+            self.storage,
+            key,
+            (namespace, self._family(key)),
+            wait=wait,
+            lease=lease,
+            patience=patience,
+            commit_on=commit_on,
+        )
 
     async def place(self, namespace: str, key: Any) -> Place:
         """Return the flow and state of a record."""
@@ -68,7 +76,7 @@ class ClaimedRecords:
         if slot is not None:
             return slot.place
         address = self.storage.address(namespace, key)
-        stored = await self.storage.perform(Get(address))
+        stored: Stored | None = await self.storage.perform(Get(address))
         return NOWHERE if stored is None else (await self.storage.read_head(address, stored)).place
 
     async def data(self, namespace: str, key: Any) -> dict[Any, Any]:
@@ -85,7 +93,7 @@ class ClaimedRecords:
             slot.place = place
             return
         address = self.storage.address(namespace, key)
-        await self._apply(address, tags, head=self.storage.seal(address).head(place))
+        await self._write(address, tags, head=self.storage.seal(address).head(place))
 
     async def set_data(self, namespace: str, key: Any, data: Mapping[Any, Any], *, tags: tuple[str, ...]) -> None:
         """Replace the data, and keep flow and state."""
@@ -94,7 +102,7 @@ class ClaimedRecords:
             slot.data = dict(self._checked(slot.address, data))
             return
         address = self.storage.address(namespace, key)
-        await self._apply(address, tags, replace=True, set=self.storage.seal(address).fields(data))
+        await self._write(address, tags, replace=True, set=self.storage.seal(address).fields(data))
 
     async def update_data(
         self, namespace: str, key: Any, data: Mapping[Any, Any], *, tags: tuple[str, ...]
@@ -105,9 +113,8 @@ class ClaimedRecords:
             slot.data.update(self._checked(slot.address, data))
             return _copy_data(slot)
         address = self.storage.address(namespace, key)
-        seal = self.storage.seal(address)
-        applied = await self._apply(address, tags, set=seal.fields(data))
-        return {} if applied.record is None else seal.data(applied.record.fields)
+        record = await self._write(address, tags, set=self.storage.seal(address).fields(data))
+        return {} if record is None else await self.storage.read_data(address, record)
 
     async def _slot(self, namespace: str, key: Any, tags: tuple[str, ...] | None = None) -> Slot | None:
         """Return the record that the running handler has claimed; ``None`` if it must be accessed directly."""
@@ -147,54 +154,61 @@ class ClaimedRecords:
         fields = seal.fields(data)
         return dict(data) if _is_flat(data) else seal.data(fields)
 
-    async def _apply(self, address: Address, tags: tuple[str, ...], **changes: Any) -> Applied:
+    async def _write(self, address: Address, tags: tuple[str, ...], **parts: Any) -> Stored | None:
+        """Write a record without a claim, and return it. One with neither state nor data is deleted."""
         storage = self.storage
         await storage.check_keys(address)
-        limit = storage.seal(address).limit
-        change = Change(storage.ids(), tags=tags, expiry=storage.expiry_of(address), limit=limit, **changes)
+        change = storage.change(address, tags=tags, **parts)
         applied: Applied = await storage.perform(Apply(address, change, returning=True))
-        record = applied.record
-        if record is not None and not record.fields and storage.seal(address).open_head(record.head) == NO_HEAD:
-            try:
-                # Only this version: another writer may have changed the record since.
-                nothing = Change(storage.ids(), delete=True)
-                await storage.perform(Apply(address, nothing, Guard(version=record.version)))
-            except VersionChanged:
-                pass
-        return applied
+        if applied.record is not None and self._is_empty(address, applied.record):
+            await storage.edit(address, partial(self._deletion, address), known=applied.record)
+        return applied.record
+
+    def _deletion(self, address: Address, record: Stored | None) -> Change | None:
+        # Another writer may have changed the record since.
+        is_empty = record is not None and self._is_empty(address, record)
+        return self.storage.change(address, delete=True) if is_empty else None
+
+    def _is_empty(self, address: Address, record: Stored) -> bool:
+        return not record.fields and self.storage.seal(address).open_head(record.head) == NO_HEAD
 
 
-@dataclass(slots=True, eq=False)
-class HandlerClaim:
+class HandlerClaim(HeldRecords):
     """The claims of one handler on a family of records."""
 
-    storage: Storage
-    #: The key of the first record.
-    key: Any
-    #: The namespace, and the part of the key that related records share.
-    family: tuple[str, Any]
-    wait: float
-    lease: float
-    #: Seconds after which an update that waits for a record fails.
-    patience: float
-    #: The changes are also written if the handler raises one of these.
-    commit_on: tuple[type[BaseException], ...]
-    #: The handler has ended. A task that it started may still run; it works without the claim then.
-    over: bool = False
-    #: Set when all records are released.
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-    #: The task that entered the block; ``None`` if the record was added to another block of that task.
-    task: asyncio.Task[Any] | None = None
-    #: All claims of the same update, across its tasks.
-    update: list[HandlerClaim] = field(default_factory=list)
-    _slots: dict[Any, Slot] = field(default_factory=dict)
-    _tags: dict[Any, tuple[str, ...]] = field(default_factory=dict)
-    _claiming: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _entering: set[Any] = field(default_factory=set)
-    #: Records that another holder kept for too long. They are claimed only if they are free immediately.
-    _unclaimed: set[Any] = field(default_factory=set)
-    #: The outer block that the record was added to.
-    _joined: HandlerClaim | None = None
+    def __init__(
+        self,
+        storage: Storage,
+        key: Any,
+        family: tuple[str, Any],
+        *,
+        wait: float,
+        lease: float,
+        patience: float,
+        commit_on: tuple[type[BaseException], ...],
+    ) -> None:
+        super().__init__(storage, family[0], wait=wait, lease=lease, patience=patience)
+        #: The key of the first record.
+        self.key: Any = key
+        #: The namespace, and the part of the key that related records share.
+        self.family: tuple[str, Any] = family
+        #: The changes are also written if the handler raises one of these.
+        self.commit_on: tuple[type[BaseException], ...] = commit_on
+        #: The handler has ended. A task that it started may still run; it works without the claim then.
+        self.over: bool = False
+        #: Set when all records are released.
+        self.ended: asyncio.Event = asyncio.Event()
+        #: The task that entered the block; ``None`` if the record was added to another block of that task.
+        self.task: asyncio.Task[Any] | None = None
+        #: All claims of the same update, across its tasks.
+        self.update: list[HandlerClaim] = []
+        self._tags: dict[Any, tuple[str, ...]] = {}
+        self._claiming = asyncio.Lock()
+        self._entering: set[Any] = set()
+        #: Records that another holder kept for too long. They are claimed only if they are free immediately.
+        self._unclaimed: set[Any] = set()
+        #: The outer block that the record was added to.
+        self._joined: HandlerClaim | None = None
 
     async def __aenter__(self) -> None:
         lineage = tuple([claim for claim in _active_claims.get() if not claim.ended.is_set()])
@@ -220,11 +234,7 @@ class HandlerClaim:
             return
         self.over = True
         try:
-            # The stack releases every slot, even if this task is cancelled meanwhile. The first record is released
-            # last: the next handler waits for it, and then finds the others free.
-            async with AsyncExitStack() as stack:
-                for slot in self._slots.values():
-                    stack.push_async_exit(slot)
+            async with self.releasing():
                 if kind is None or issubclass(kind, self.commit_on):
                     await self._commit()
         finally:
@@ -234,14 +244,14 @@ class HandlerClaim:
 
     def has(self, key: Any) -> bool:
         """Return whether this record is claimed here and the commit has not begun."""
-        return not self.over and key in self._slots
+        return not self.over and key in self.slots
 
     async def slot(self, key: Any, tags: tuple[str, ...] | None = None) -> Slot | None:
         """Return one of its records, claiming it if needed; pass ``tags`` if it will be written.
 
         ``None`` if another holder does not release it in time: waiting longer could be a deadlock.
         """
-        found = self._slots.get(key)
+        found = self.slots.get(key)
         if found is None:
             found = await self._sibling(key)
         if found is not None and tags is not None:
@@ -251,12 +261,11 @@ class HandlerClaim:
     async def enter(self, key: Any) -> bool:
         """Claim a record; return ``False`` if it is already claimed here."""
         async with self._claiming:
-            if key in self._slots:
+            if key in self.slots:
                 return False
             self._entering.add(key)
-
         try:
-            self._slots[key] = await retry_until_free(lambda: self._claim(key, self.wait), patience=self.patience)
+            await self.claim(key)
         finally:
             self._entering.discard(key)
         return True
@@ -264,12 +273,12 @@ class HandlerClaim:
     async def leave(self, key: Any) -> None:
         """Release a record early, unless it will be written."""
         if key not in self._tags and self.has(key):
-            await self._slots.pop(key).__aexit__(None, None, None)
+            await self.slots.pop(key).__aexit__(None, None, None)
 
     async def _sibling(self, key: Any) -> Slot | None:
-        async def try_claim() -> Slot | None:
+        async def try_sibling() -> Slot | None:
             try:
-                return await self._claim(key, 0 if key in self._unclaimed else SIBLING_WAIT)
+                return await self.try_claim(key, 0 if key in self._unclaimed else SIBLING_WAIT)
             except (Busy, AlreadyHeld) as error:
                 if key not in self._unclaimed:
                     self._unclaimed.add(key)
@@ -277,35 +286,36 @@ class HandlerClaim:
                 return None
 
         async with self._claiming:
-            if key not in self._slots and key not in self._entering:
-                slot = await retry_until_free(try_claim, patience=self.patience)
+            if key not in self.slots and key not in self._entering:
+                slot = await retry_until_free(try_sibling, patience=self.patience)
                 if slot is None:
                     return None
                 if self.over:
                     # The handler ended before this task, which it had started.
                     await slot.__aexit__(None, None, None)
                     return None
-                self._slots[key] = slot
-            return self._slots[key] if self.has(key) else None
+                self.slots[key] = slot
+            return self.slots[key] if self.has(key) else None
 
-    async def _claim(self, key: Any, wait: float) -> Slot:
+    async def try_claim(self, key: Any, wait: float) -> Slot:
+        """Claim a record, after the task that started this one if that has it."""
         while True:
             try:
-                return await Slot(self.storage, self.family[0], key, wait=wait, lease=self.lease).__aenter__()
+                return await super().try_claim(key, wait)
             except AlreadyHeld:
                 # The holder started this task, so wait for the holder to end; it may do so first.
-                holders = [claim for claim in self.update if claim.family == self.family and key in claim._slots]
+                holders = [claim for claim in self.update if claim.family == self.family and key in claim.slots]
                 if not holders:
                     raise
                 try:
                     async with asyncio.timeout(wait):
                         await holders[0].ended.wait()
                 except TimeoutError:
-                    raise Busy(self.storage.address(self.family[0], key).text, wait) from None
+                    raise Busy(self.storage.address(self.namespace, key).text, wait) from None
 
     async def _commit(self) -> None:
         """Write the changed records, the first one first: if that write is refused, nothing is written."""
-        for key, slot in self._slots.items():
+        for key, slot in self.slots.items():
             tags = self._tags.get(key)
             if tags is not None:
                 if slot.place == NOWHERE and not slot.data:

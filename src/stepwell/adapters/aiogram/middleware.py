@@ -14,12 +14,13 @@ from aiogram.fsm.storage.memory import MemoryStorage
 from aiogram.types import ErrorEvent, TelegramObject
 
 from stepwell._secrets import quoted
-from stepwell.adapters.aiogram.bots import BotMachines, conversation
+from stepwell.adapters.aiogram.bots import BotMachines
 from stepwell.adapters.aiogram.calls import call_bot, pause_of
 from stepwell.adapters.aiogram.filters import filters_of
 from stepwell.adapters.aiogram.objects import bot_of_objects
-from stepwell.adapters.sending import MakeCall, make_call, sender
-from stepwell.errors import DuplicateUpdate, InvalidOption, UnknownFlowError, UsageError
+from stepwell.adapters.framework.conversations import UpdateConversation, check_flows
+from stepwell.adapters.framework.sending import MakeCall, make_call, sender
+from stepwell.errors import InvalidOption, UsageError
 from stepwell.fsm import FSM
 
 __all__ = ["setup"]
@@ -89,15 +90,13 @@ class _Conversations(BaseMiddleware):
         bot: Bot = data["bot"]
         bot_of_objects.set(bot)
         fsm = await self._machines.of(bot.id, _sender(bot))
-        try:
-            async with conversation(fsm, event) as ctx:
+        result: Any = None
+        conversation = UpdateConversation(fsm, event)
+        async with conversation as ctx:
+            if ctx is not None:
                 data["ctx"] = ctx
                 result = await handler(event, data)
-                calls = ctx.calls
-        except DuplicateUpdate as duplicate:
-            # The first delivery may have ended before it made its calls.
-            result, calls = None, duplicate.calls
-        for call in calls:
+        for call in conversation.calls:
             try:
                 await make_call(partial(call_bot, bot), pause_of, call)
             except Exception as error:
@@ -128,11 +127,7 @@ class _Conversations(BaseMiddleware):
             logger.error("%s failed after the update was handled: %s", call["method"], error)
 
     def _check_flows(self) -> None:
-        known = self._machines.fsm.flows
-        for each in filters_of(self._dispatcher):
-            for name in sorted(each.inner.flows):
-                if name not in known:
-                    raise UnknownFlowError(name, known)
+        check_flows(self._machines.fsm, [each.inner for each in filters_of(self._dispatcher)])
         self._checked = True
 
 

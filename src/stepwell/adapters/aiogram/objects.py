@@ -11,7 +11,7 @@ from typing import Any
 from aiogram import Bot, types
 from aiogram.client.default import Default
 
-from stepwell.adapters.telegram_objects import classes_in, register_classes, without_enums
+from stepwell.adapters.framework.objects import classes_in, register_classes, without_enums
 
 __all__ = ["bot_of_objects", "register_objects"]
 

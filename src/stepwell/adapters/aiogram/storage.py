@@ -12,12 +12,13 @@ from aiogram.fsm.storage.base import BaseEventIsolation, BaseStorage, StateType,
 
 from stepwell._secrets import quoted
 from stepwell.adapters.aiogram.claims import ClaimedRecords, HandlerClaim
-from stepwell.adapters.aiogram_records import address_of, place_of, state_name, tags_of
-from stepwell.adapters.retry import PATIENCE
+from stepwell.adapters.aiogram_records import address_of, tags_of
+from stepwell.adapters.framework.retry import PATIENCE
+from stepwell.adapters.framework.states import place_of, state_name
+from stepwell.adapters.framework.storage import AdapterStorage
 from stepwell.codec import check_name
 from stepwell.errors import InvalidOption
 from stepwell.storage import Storage
-from stepwell.storage.urls import as_storage
 
 __all__ = ["StepwellIsolation", "StepwellStorage"]
 
@@ -37,19 +38,20 @@ class StepwellStorage(BaseStorage):
     """
 
     def __init__(self, storage: Storage | str, *, name: str = "aiogram") -> None:
-        self._records = _records_in(storage)
+        self._storage = AdapterStorage(storage)
+        self._records = _records_in(self._storage)
         self._name = name
-        #: True if the storage was made from a URL or opened by its first use here: ``close()`` then closes it.
-        self._owned: bool | None = True if isinstance(storage, str) else None
 
     @property
     def storage(self) -> Storage:
         """The storage that holds the records."""
-        return self._records.storage
+        return self._storage.storage
 
     async def set_state(self, key: StorageKey, state: StateType = None) -> None:
         name = state.state if isinstance(state, State) else state
         check_name("the state", name)
+        if name is not None and not isinstance(name, str):
+            raise InvalidOption(f"a state must be a State, its name, or None, got {quoted(name)}")
         await self._records.set_place(*self._at(key), place_of(name), tags=tags_of(key))
 
     async def get_state(self, key: StorageKey) -> str | None:
@@ -66,14 +68,10 @@ class StepwellStorage(BaseStorage):
 
     async def close(self) -> None:
         """Close the storage, unless it was already open when it was first used here."""
-        if self._owned:
-            await self.storage.close()
-            # A dispatcher has no startup hook for its storage, and may start polling again.
-            self.storage.allow_reopen()
+        await self._storage.close()
 
     def _at(self, key: StorageKey) -> tuple[str, Any]:
-        if self._owned is None:
-            self._owned = not self.storage.is_open
+        self._storage.use()
         return address_of(self._name, key)
 
 
@@ -98,8 +96,6 @@ class StepwellIsolation(BaseEventIsolation):
         patience: float = PATIENCE,
         name: str = "aiogram",
     ) -> None:
-        #: As in ``StepwellStorage``. Of both, the one that opened the storage closes it.
-        self._owned: bool | None = True if isinstance(storage, str) else None
         if isinstance(storage, StepwellStorage):
             name, storage = storage._name, storage.storage
         if not lease > 0 or wait < 0:
@@ -108,14 +104,15 @@ class StepwellIsolation(BaseEventIsolation):
             )
         if patience < 0:
             raise InvalidOption(f"patience must not be negative, got {quoted(patience)}")
-        self._records = _records_in(storage)
+        # Of this and the ``StepwellStorage``, the one that opened the storage closes it.
+        self._storage = AdapterStorage(storage)
+        self._records = _records_in(self._storage)
         self._name = name
         self._wait, self._lease, self._patience = wait, lease, patience
 
     def lock(self, key: StorageKey) -> HandlerClaim:  # type: ignore[override]
         """Return a context manager that claims a key: ``async with isolation.lock(key)``."""
-        if self._owned is None:
-            self._owned = not self._records.storage.is_open
+        self._storage.use()
         # A handler that raises one of these has not failed, so its writes are kept.
         commit_on = (SkipHandler, CancelHandler)
         return self._records.claim(
@@ -128,14 +125,12 @@ class StepwellIsolation(BaseEventIsolation):
 
     async def close(self) -> None:
         """Close the storage, unless it was already open when it was first used here. Claims end with their updates."""
-        if self._owned:
-            await self._records.storage.close()
-            self._records.storage.allow_reopen()
+        await self._storage.close()
 
 
-def _records_in(storage: Storage | str) -> ClaimedRecords:
+def _records_in(storage: AdapterStorage) -> ClaimedRecords:
     # All destinies of a key, such as the history of scenes, are claimed by one handler.
-    return ClaimedRecords(as_storage(storage), family=lambda key: key[:-1])
+    return ClaimedRecords(storage.storage, family=lambda key: key[:-1])
 
 
 def _mapping(data: Any) -> Mapping[str, Any]:

@@ -6,7 +6,8 @@ import json
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from stepwell.adapters.aiogram_records import address_of, place_of, tags_of
+from stepwell.adapters.aiogram_records import address_of, tags_of
+from stepwell.adapters.framework.states import place_of
 from stepwell.adapters.imports.key_patterns import DATA, LOCK, STATE, FoundKey, KeyPatterns, default_patterns
 from stepwell.adapters.imports.records import ImportedRecord, ImportResult, RecordImport
 from stepwell.storage import Storage

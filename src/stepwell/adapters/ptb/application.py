@@ -17,14 +17,15 @@ from telegram import Update
 from telegram.ext import Application
 
 from stepwell._secrets import quoted
+from stepwell.adapters.framework.conversations import check_flows
+from stepwell.adapters.framework.retry import TEMPORARY
 from stepwell.adapters.ptb.confirmation import ConfirmingQueue, confirm_update
 from stepwell.adapters.ptb.conversation import check_names, conversations_in
 from stepwell.adapters.ptb.conversations import add_conversations, conversations_of, discard_changes
 from stepwell.adapters.ptb.filters import filters_in
 from stepwell.adapters.ptb.persistence import StepwellPersistence
 from stepwell.adapters.ptb.updates import updates_of
-from stepwell.adapters.retry import TEMPORARY
-from stepwell.errors import InvalidOption, UnknownFlowError
+from stepwell.errors import InvalidOption
 from stepwell.fsm import FSM
 
 __all__ = ["ClaimingApplication", "confirm_handled", "install", "setup"]
@@ -149,10 +150,7 @@ def _claiming(cls: type[_Application]) -> type[_Application]:
 async def _start(application: _Application) -> None:
     conversations, persistence = conversations_of(application), application.persistence
     if conversations is not None:
-        for each in filters_in(application):
-            for name in sorted(each.inner.flows):
-                if name not in conversations.fsm.flows:
-                    raise UnknownFlowError(name, conversations.fsm.flows)
+        check_flows(conversations.fsm, [each.inner for each in filters_in(application)])
         await conversations.start(application)
     if isinstance(persistence, StepwellPersistence):
         updates_of(persistence, application).start()

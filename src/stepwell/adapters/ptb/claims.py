@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping
-from contextlib import AsyncExitStack
 from contextvars import Token
-from functools import partial
 from time import monotonic
 from typing import Any
 
 from telegram import Update, ext
 
+from stepwell.adapters.framework.claims import HeldRecords
 from stepwell.adapters.ptb import fields
 from stepwell.adapters.ptb.bot_data import BotDataOfUpdate
 from stepwell.adapters.ptb.conversation import ConversationHandler, conversations_in
@@ -22,7 +21,6 @@ from stepwell.adapters.ptb.pending import PendingHandlers
 from stepwell.adapters.ptb.persistence import StepwellPersistence
 from stepwell.adapters.ptb.states import ConversationKey
 from stepwell.adapters.ptb.timeouts import GRACE, deadline_of
-from stepwell.adapters.retry import retry_until_free
 from stepwell.errors import EncodeError, VersionChanged
 from stepwell.fsm.conversation.duplicates import HandledUpdates, token_of
 from stepwell.record import KEEP, Keep
@@ -31,7 +29,7 @@ from stepwell.slot import Changes, Slot
 __all__ = ["UpdateClaim"]
 
 
-class UpdateClaim:
+class UpdateClaim(HeldRecords):
     """The records of an update.
 
     ``enter()`` claims them, in an order that all processes use. ``finish()`` writes the changes in one batch, with the
@@ -48,6 +46,7 @@ class UpdateClaim:
         *,
         once: bool = True,
     ) -> None:
+        super().__init__(persistence.storage, persistence.namespace, wait=persistence.wait, lease=persistence.lease)
         self._persistence = persistence
         self._pending = pending
         self._once = once
@@ -55,8 +54,6 @@ class UpdateClaim:
         self._application = application
         self._update = update
         self.task: asyncio.Task[Any] | None = asyncio.current_task()
-        #: By the keys of their records.
-        self.slots: dict[Any, Slot] = {}
         self.conversations: list[HeldConversation] = []
         #: The ids of the keyboards that its handlers have sent.
         self.sent: set[str] = set()
@@ -89,7 +86,7 @@ class UpdateClaim:
             holder = held.get(key)
             # A handler may process another update: the records that its own update holds are shared.
             if holder is None or holder.task is not self.task:
-                self.slots[key] = await retry_until_free(partial(self._claim, key))
+                await self.claim(key)
                 held[key] = self
         self._entered = monotonic()
         first = next(iter(self.slots.values()), None)
@@ -100,7 +97,7 @@ class UpdateClaim:
                 await first.confirm()
                 return True
         for each in found:
-            await each.load(self.slot(each.record), self._pending, self._persistence.namespace)
+            await each.load(self.slot(each.record), self._pending, self.namespace)
             self.conversations.append(each)
         for kind, entries in self._kinds.items():
             self._seen.update([(kind, key) for key in self.slots if key in entries])
@@ -143,7 +140,7 @@ class UpdateClaim:
         """
         for each in self.conversations:
             if each.starts_pending:
-                await self._pending.begin(self._persistence.namespace)
+                await self._pending.begin(self.namespace)
             now = self.slot(each.record).now + monotonic() - self._entered
             each.store(self.slot(each.record), self._pending.process, self._update, now)
         changes = {key: await self._changes(key, slot) for key, slot in self.slots.items()}
@@ -176,7 +173,7 @@ class UpdateClaim:
         for key, slot in self.slots.items():
             if key in self._written:
                 continue
-            data = self._entries.storage.seal(slot.address).data(slot.texts)
+            data = self.storage.seal(slot.address).data(slot.texts)
             for kind, entries in self._kinds.items():
                 if key in entries:
                     fields.restore(kind, entries[key], data)
@@ -193,10 +190,8 @@ class UpdateClaim:
             sent_keyboards.reset(self._outside)
         for key in self.slots:
             del self._persistence.held[key]
-        # The stack releases every slot, even if this task is cancelled meanwhile.
-        async with AsyncExitStack() as stack:
-            for slot in self.slots.values():
-                stack.push_async_exit(slot)
+        async with self.releasing():
+            pass
 
     @property
     def _alone(self) -> bool:
@@ -205,11 +200,6 @@ class UpdateClaim:
 
     def _sent_by_others(self) -> set[str]:
         return {uuid for claim in self._persistence.held.values() if claim is not self for uuid in claim.sent}
-
-    async def _claim(self, key: Any) -> Slot:
-        persistence = self._persistence
-        slot = Slot(persistence.storage, persistence.namespace, key, wait=persistence.wait, lease=persistence.lease)
-        return await slot.__aenter__()
 
     def _keys(self, conversations: list[HeldConversation]) -> list[Any]:
         """Return the keys of the records to claim: users before groups, so that no two updates wait for each other."""
@@ -246,7 +236,7 @@ class UpdateClaim:
         try:
             changes = await slot.changes()
         except EncodeError as error:
-            explained = [fields.explain(kind, key, live, self._entries.storage.limits) for kind, live in found]
+            explained = [fields.explain(kind, key, live, self.storage.limits) for kind, live in found]
             raise next(filter(None, explained), error) from None
         if changes.set:
             limit = self._entries.seal(key).limit

@@ -6,7 +6,7 @@ import asyncio
 
 from telegram.error import TelegramError
 
-from stepwell.adapters.retry import TEMPORARY
+from stepwell.adapters.framework.retry import TEMPORARY
 
 __all__ = ["ConfirmingQueue", "confirm_update"]
 

@@ -13,13 +13,12 @@ from telegram import Update
 from telegram.ext import Application, CallbackContext
 
 from stepwell._secrets import quoted
+from stepwell.adapters.framework.conversations import UpdateConversation
+from stepwell.adapters.framework.sending import make_call, sender
 from stepwell.adapters.ptb.calls import call_bot, pause_of
 from stepwell.adapters.ptb.objects import bot_of_objects
-from stepwell.adapters.retry import retry_until_free
-from stepwell.adapters.sending import make_call, sender
-from stepwell.errors import DuplicateUpdate, InvalidOption, UsageError
+from stepwell.errors import InvalidOption, UsageError
 from stepwell.fsm import FSM, Context
-from stepwell.fsm.conversation.conversation import Conversation
 
 __all__ = ["ApplicationConversations", "add_conversations", "conversations_of", "current_context", "fsm_of"]
 
@@ -31,7 +30,7 @@ class _Current(NamedTuple):
 
     application: _Application
     update: Update
-    conversation: Conversation
+    conversation: UpdateConversation
     ctx: Context[Any]
     #: The task in which the handlers run.
     task: asyncio.Task[Any] | None
@@ -117,47 +116,32 @@ class ApplicationConversations:
         Return the error if the update could not be claimed or written; it was passed to the error handlers.
         """
         await self.start(application)
-        conversation: Conversation | None = None
-
-        def enter() -> Awaitable[Context[Any]]:
-            nonlocal conversation
-            conversation = Conversation(self.fsm, update, collects=True, enters=self.fsm.duplicates.choice == "enter")
-            return conversation.__aenter__()
-
+        conversation = UpdateConversation(self.fsm, update)
         try:
-            ctx = await retry_until_free(enter)
-        except DuplicateUpdate as duplicate:
-            # The first delivery may have ended before it made its calls.
-            return await self._call_all(application, update, duplicate.calls)
+            ctx = await conversation.__aenter__()
         except Exception as error:  # noqa: BLE001 it is passed to the error handlers
             await application.process_error(update=update, error=error)
             return error
-        assert conversation is not None
-        token = _current.set(_Current(application, update, conversation, ctx, asyncio.current_task()))
-        try:
-            failed = await process()
-        except BaseException as error:
-            await conversation.__aexit__(type(error), error, error.__traceback__)
-            raise
-        finally:
-            _current.reset(token)
-        calls = ctx.calls
-        try:
-            await conversation.__aexit__(type(failed) if failed else None, failed, None)
-        except Exception as error:  # noqa: BLE001 it is passed to the error handlers
-            await application.process_error(update=update, error=error)
-            return error
-        return failed or await self._call_all(application, update, calls)
-
-    async def _call_all(
-        self, application: _Application, update: Update, calls: list[dict[str, Any]]
-    ) -> Exception | None:
-        for call in calls:
+        if ctx is not None:
+            token = _current.set(_Current(application, update, conversation, ctx, asyncio.current_task()))
+            try:
+                conversation.failed = await process()
+            except BaseException as error:
+                await conversation.__aexit__(type(error), error, error.__traceback__)
+                raise
+            finally:
+                _current.reset(token)
+            try:
+                await conversation.__aexit__(None, None, None)
+            except Exception as error:  # noqa: BLE001 it is passed to the error handlers
+                await application.process_error(update=update, error=error)
+                return error
+        for call in conversation.calls:
             try:
                 await make_call(partial(call_bot, application.bot), pause_of, call)
             except Exception as error:  # noqa: BLE001 it is passed to the error handlers
                 await application.process_error(update=update, error=error)
-        return None
+        return conversation.failed
 
 
 async def discard_changes(application: _Application, update: object, error: Exception) -> None:

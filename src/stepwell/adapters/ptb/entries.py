@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple
 from stepwell.adapters.ptb import fields
 from stepwell.adapters.ptb.merging import MISSING, merge, replace
 from stepwell.codec import Seal, decode_key, encode_namespace
-from stepwell.codec.large import fingerprint, open_data
-from stepwell.errors import CorruptRecord, RecordExists, VersionChanged
+from stepwell.codec.large import fingerprint
+from stepwell.errors import RecordExists, VersionChanged
 from stepwell.record import Address, Change, Stored, Version
 from stepwell.storage import Applied, Apply, Get, Guard, Query, Storage
 
@@ -200,14 +200,7 @@ class EntryRecords:
             if not changed and not gone:
                 self.remember(kind, key, KnownFields(base.version, first, behind))
                 return False
-            change = Change(
-                storage.ids(),
-                set=changed,
-                unset=gone,
-                tags=tags_of(key),
-                expiry=storage.expiry_of(address),
-                limit=seal.limit,
-            )
+            change = storage.change(address, set=changed, unset=gone, tags=tags_of(key))
             guard = Guard(absent=True) if base.version is None else Guard(version=base.version)
             try:
                 applied: Applied = await storage.perform(Apply(address, change, guard))
@@ -222,22 +215,17 @@ class EntryRecords:
 
     async def drop(self, kind: str, key: Any, *, only_version: Version | None = None) -> None:
         """Delete an entry. ``only_version``: not if another process has written it since that version."""
-        storage = self.storage
-        address = storage.address(self.namespace, key)
-        while True:
-            stored: Stored | None = await storage.perform(Get(address))
+        address = self.storage.address(self.namespace, key)
+
+        def decide(stored: Stored | None) -> Change | None:
             entry = {} if stored is None else fields.texts_of(kind, stored.fields)
             if stored is None or not entry or (only_version is not None and stored.version != only_version):
-                break
+                return None
             if len(entry) == len(stored.fields):
-                change = Change(storage.ids(), delete=True)
-            else:
-                change = Change(storage.ids(), unset=tuple(entry), limit=storage.seal(address).limit)
-            try:
-                await storage.perform(Apply(address, change, Guard(version=stored.version)))
-                break
-            except VersionChanged:
-                continue
+                return self.storage.change(address, delete=True)
+            return self.storage.change(address, unset=tuple(entry))
+
+        await self.storage.edit(address, decide)
         self._known.pop((kind, key), None)
 
     async def edit(self, key: Any, field: str, change: Callable[[dict[Any, Any]], None]) -> None:
@@ -245,26 +233,21 @@ class EntryRecords:
         storage = self.storage
         address = storage.address(self.namespace, key)
         seal = storage.seal(address)
-        while True:
-            stored: Stored | None = await storage.perform(Get(address))
+
+        def decide(stored: Stored | None) -> Change | None:
             text = None if stored is None else stored.fields.get(field)
             value: dict[Any, Any] = {} if text is None else seal.data({field: text})[field]
             change(value)
             wanted = seal.field(field, value) if value else None
             if wanted == text:
-                return
-            limit, guard = seal.limit, Guard(absent=True) if stored is None else Guard(version=stored.version)
+                return None
             if wanted is not None:
-                write = Change(storage.ids(), set={field: wanted}, tags=tags_of(key), limit=limit)
-            elif stored is not None and len(stored.fields) == 1:
-                write = Change(storage.ids(), delete=True)
-            else:
-                write = Change(storage.ids(), unset=(field,), limit=limit)
-            try:
-                await storage.perform(Apply(address, write, guard))
-            except (VersionChanged, RecordExists):
-                continue
-            return
+                return storage.change(address, set={field: wanted}, tags=tags_of(key))
+            if stored is not None and len(stored.fields) == 1:
+                return storage.change(address, delete=True)
+            return storage.change(address, unset=(field,))
+
+        await storage.edit(address, decide)
 
     def _as_known(self, kind: str, stored: Stored | None) -> KnownFields:
         return (
@@ -275,11 +258,7 @@ class EntryRecords:
 
     async def _open(self, kind: str, key: Any, address: Address, stored: Stored, make: Callable[[], Any]) -> Any:
         known = self._as_known(kind, stored)
-        try:
-            data = await open_data(self.storage.seal(address), known.texts)
-        except CorruptRecord as error:
-            await self.storage.quarantine(address, stored, error)
-            raise
+        data = await self.storage.read_data(address, stored, known.texts)
         self.remember(kind, key, known)
         return fields.unpack(kind, data, make)
 

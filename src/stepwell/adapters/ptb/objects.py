@@ -10,7 +10,7 @@ from typing import Any
 
 import telegram
 
-from stepwell.adapters.telegram_objects import classes_in, register_classes, without_enums
+from stepwell.adapters.framework.objects import classes_in, register_classes, without_enums
 
 __all__ = ["bot_of_objects", "register_objects"]
 

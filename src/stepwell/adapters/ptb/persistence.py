@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast, overload
 from telegram.ext import BasePersistence, ContextTypes, PersistenceInput
 
 from stepwell._secrets import quoted
+from stepwell.adapters.framework.storage import AdapterStorage
 from stepwell.adapters.ptb.entries import BOT, CHAT, USER, EntryRecords
 from stepwell.adapters.ptb.keyboards import CallbackData, KeyboardRecords
 from stepwell.adapters.ptb.objects import bot_of_objects
@@ -14,7 +15,6 @@ from stepwell.adapters.ptb.states import ConversationKey, field_of, home_of, key
 from stepwell.codec import decode_key
 from stepwell.errors import InvalidOption
 from stepwell.storage import Storage
-from stepwell.storage.urls import as_storage
 
 if TYPE_CHECKING:
     from stepwell.adapters.ptb.claims import UpdateClaim
@@ -90,13 +90,11 @@ class StepwellPersistence(BasePersistence[UD, CD, BD]):
                 f"lease must be above 0 and wait not negative, got lease={quoted(lease)}, wait={quoted(wait)}"
             )
         super().__init__(store_data=store_data, update_interval=update_interval)
-        self.storage: Storage = as_storage(storage)
+        self._storage = AdapterStorage(storage)
         self.context_types: ContextTypes[Any, UD, CD, BD] = cast(
             "ContextTypes[Any, UD, CD, BD]", context_types or ContextTypes()
         )
         self._given_namespace = namespace
-        #: True if the storage was made from a URL or opened by its first use here: ``flush()`` then closes it.
-        self._owned: bool | None = True if isinstance(storage, str) else None
         self.wait: float = wait
         self.lease: float = lease
         #: The entries of users, chats and the bot.
@@ -109,6 +107,11 @@ class StepwellPersistence(BasePersistence[UD, CD, BD]):
         self.keyboards: KeyboardRecords = KeyboardRecords(
             EntryRecords(self.storage, lambda: f"{self.namespace}:keyboards")
         )
+
+    @property
+    def storage(self) -> Storage:
+        """The storage that holds the records."""
+        return self._storage.storage
 
     @property
     def namespace(self) -> str:
@@ -202,15 +205,11 @@ class StepwellPersistence(BasePersistence[UD, CD, BD]):
         """Close the storage, unless it was already open when it was first used here. All data is written before."""
         if self.updates is not None:
             await self.updates.stop()
-        if self._owned:
-            await self.storage.close()
-            # An application may be started again.
-            self.storage.allow_reopen()
+        await self._storage.close()
 
     def _use(self) -> None:
         bot_of_objects.set(self.bot)
-        if self._owned is None:
-            self._owned = not self.storage.is_open
+        self._storage.use()
 
     async def _all(self, kind: str, make: type[Any]) -> dict[int, Any]:
         self._use()

@@ -8,7 +8,7 @@ from typing import Any
 from telebot.async_telebot import AsyncTeleBot
 
 from stepwell._secrets import quoted
-from stepwell.adapters.retry import TEMPORARY
+from stepwell.adapters.framework.retry import TEMPORARY
 from stepwell.errors import InvalidOption
 
 __all__ = ["confirm_handled"]

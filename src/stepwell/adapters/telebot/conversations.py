@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -19,17 +19,16 @@ from telebot.async_telebot import AsyncTeleBot
 from stepwell._portal import call as call_in_thread
 from stepwell._portal import sync
 from stepwell._secrets import quoted
-from stepwell.adapters.retry import TEMPORARY, retry_until_free
-from stepwell.adapters.sending import MakeCall, make_call, sender
+from stepwell.adapters.framework.conversations import UpdateConversation, check_flows
+from stepwell.adapters.framework.retry import TEMPORARY
+from stepwell.adapters.framework.sending import MakeCall, make_call, sender
 from stepwell.adapters.telebot import filters
 from stepwell.adapters.telebot.calls import async_call_bot, call_bot, pause_of
 from stepwell.adapters.telebot.current import HandledEvent, remember, update_of
 from stepwell.adapters.telebot.order import KeyOrder
 from stepwell.codec import encode_key
-from stepwell.errors import DuplicateUpdate, InvalidOption, UsageError
-from stepwell.fsm import FSM, Context
-from stepwell.fsm.conversation.conversation import Conversation
-from stepwell.fsm.update import Update
+from stepwell.errors import InvalidOption, UsageError
+from stepwell.fsm import FSM, Update
 
 __all__ = ["BotConversations", "setup"]
 
@@ -102,7 +101,7 @@ class BotConversations:
         """Check the filters, open the storage and start the timers."""
         async with self._starting:
             if not self.running:
-                filters.check_flows(self._bot, self.fsm)
+                check_flows(self.fsm, filters.conditions_of(self._bot))
                 if self.fsm.send is None:
                     self.fsm.send = sender(self._make, pause_of)
                 await self.fsm.__aenter__()
@@ -133,8 +132,14 @@ class BotConversations:
             await self.start()
         handled = remember(event)
         self._handling.add(handled)
+        conversation = UpdateConversation(self.fsm, handled.update)
         try:
-            for call in await self._commit(handled, handlers):
+            async with conversation as ctx:
+                if ctx is not None:
+                    handled.ctx = ctx
+                    await handlers(handled)
+                    conversation.failed = handled.error
+            for call in conversation.calls:
                 await self._call(call)
         finally:
             self._handling.discard(handled)
@@ -157,33 +162,6 @@ class BotConversations:
             # Without the traceback, which has the error of the call and with it the token.
             logger.error("the exception handler raised %s for a call that failed", type(raised).__name__)  # noqa: TRY400
             return False
-
-    async def _commit(
-        self, handled: HandledEvent, handlers: Callable[[HandledEvent], Awaitable[None]]
-    ) -> Iterable[dict[str, Any]]:
-        fsm = self.fsm
-        conversation: Conversation | None = None
-
-        def enter() -> Awaitable[Context[Any]]:
-            nonlocal conversation
-            conversation = Conversation(fsm, handled.update, collects=True, enters=fsm.duplicates.choice == "enter")
-            return conversation.__aenter__()
-
-        try:
-            handled.ctx = await retry_until_free(enter)
-        except DuplicateUpdate as duplicate:
-            # The first delivery may have ended before it made its calls.
-            return duplicate.calls
-        assert conversation is not None
-        try:
-            await handlers(handled)
-        except BaseException as error:
-            await conversation.__aexit__(type(error), error, error.__traceback__)
-            raise
-        caught = handled.error
-        calls = handled.ctx.calls if caught is None else []
-        await conversation.__aexit__(None if caught is None else type(caught), caught, None)
-        return calls
 
 
 def _replace_methods(bot: TeleBot, conversations: BotConversations) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stepwell.errors import UsageError
-from stepwell.fsm import Context
-from stepwell.fsm.update import Update
+from stepwell.fsm import Context, Update
 
 __all__ = ["HandledEvent", "fsm_of", "remember", "update_of"]
 

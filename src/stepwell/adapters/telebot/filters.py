@@ -8,11 +8,9 @@ from typing import Any
 from telebot import asyncio_filters, custom_filters
 
 from stepwell.adapters.telebot.current import fsm_of
-from stepwell.errors import UnknownFlowError
-from stepwell.fsm import FSM
 from stepwell.fsm import filters as conditions
 
-__all__ = ["CONDITIONS", "AsyncBotFilter", "BotFilter", "check_flows"]
+__all__ = ["CONDITIONS", "AsyncBotFilter", "BotFilter", "conditions_of"]
 
 
 def _in_flow(given: Any) -> conditions.Filter:
@@ -47,18 +45,16 @@ class AsyncBotFilter(asyncio_filters.AdvancedCustomFilter):
         return _matches(self.key, message, text)
 
 
-def check_flows(bot: object, fsm: FSM) -> None:
-    """Raise ``UnknownFlowError`` if a handler of a bot has a filter on a flow that is not registered."""
+def conditions_of(bot: object) -> Iterator[conditions.Filter]:
+    """Yield the filters on the conversation of a bot's handlers."""
     for name, handlers in vars(bot).items():
         if not name.endswith("_handlers") or not isinstance(handlers, list):
             continue
         for handler in handlers:
             # Middlewares are functions.
             for key, given in handler.get("filters", {}).items() if isinstance(handler, dict) else ():
-                for condition in _conditions(key, given) if key in CONDITIONS and given is not None else ():
-                    for flow in sorted(condition.flows):
-                        if flow not in fsm.flows:
-                            raise UnknownFlowError(flow, fsm.flows)
+                if key in CONDITIONS and given is not None:
+                    yield from _conditions(key, given)
 
 
 def _matches(key: str, event: Any, given: Any) -> bool:

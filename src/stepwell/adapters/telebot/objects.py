@@ -9,7 +9,7 @@ from typing import Any
 
 from telebot import types
 
-from stepwell.adapters.telegram_objects import classes_in, register_classes
+from stepwell.adapters.framework.objects import classes_in, register_classes
 
 __all__ = ["register_objects"]
 

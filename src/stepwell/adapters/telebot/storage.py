@@ -4,22 +4,130 @@
 # ruff: noqa: PLR0917
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from telebot import asyncio_storage
 from telebot import storage as sync_storage
 
-from stepwell._secrets import quoted
-from stepwell.adapters.telebot.records import BlockingRecords, RecordKey, Snapshot, StateRecords
+from stepwell.adapters.telebot.blocking import BlockingCalls
+from stepwell.adapters.telebot.records import RecordKey, Snapshot, StateRecords
 from stepwell.storage import Storage
 from stepwell.storage.urls import as_storage
 
 __all__ = ["AsyncInteractiveData", "AsyncStepwellStateStorage", "InteractiveData", "StepwellStateStorage"]
 
+T = TypeVar("T")
 
-class StepwellStateStorage(sync_storage.StateStorageBase):
+
+class StateMethods(ABC):
+    """The methods that telebot calls, for both storages. With ``AsyncTeleBot`` their results are awaited."""
+
+    def __init__(self, storage: Storage | str, *, name: str = "telebot") -> None:
+        super().__init__()
+        self._records = StateRecords(as_storage(storage), name)
+
+    @property
+    def storage(self) -> Storage:
+        """The storage that holds the records."""
+        return self._records.storage
+
+    @abstractmethod
+    def _run(self, call: Coroutine[Any, Any, Any]) -> Any:
+        """Return a coroutine, or run it and return its result."""
+
+    def set_state(
+        self,
+        chat_id: int,
+        user_id: int,
+        state: object,
+        business_connection_id: str | None = None,
+        message_thread_id: int | None = None,
+        bot_id: int | None = None,
+    ) -> Any:
+        """Set the state of a user."""
+        key = RecordKey(chat_id, user_id, message_thread_id, business_connection_id, bot_id)
+        return self._run(self._records.set_state(key, state))
+
+    def get_state(
+        self,
+        chat_id: int,
+        user_id: int,
+        business_connection_id: str | None = None,
+        message_thread_id: int | None = None,
+        bot_id: int | None = None,
+    ) -> Any:
+        """Return the state of a user, or ``None``."""
+        key = RecordKey(chat_id, user_id, message_thread_id, business_connection_id, bot_id)
+        return self._run(self._records.state(key))
+
+    def delete_state(
+        self,
+        chat_id: int,
+        user_id: int,
+        business_connection_id: str | None = None,
+        message_thread_id: int | None = None,
+        bot_id: int | None = None,
+    ) -> Any:
+        """Delete state and data of a user, and return whether there were any."""
+        key = RecordKey(chat_id, user_id, message_thread_id, business_connection_id, bot_id)
+        return self._run(self._records.delete(key))
+
+    def set_data(
+        self,
+        chat_id: int,
+        user_id: int,
+        key: Any,
+        value: Any,
+        business_connection_id: str | None = None,
+        message_thread_id: int | None = None,
+        bot_id: int | None = None,
+    ) -> Any:
+        """Set one field of the data of a user."""
+        record = RecordKey(chat_id, user_id, message_thread_id, business_connection_id, bot_id)
+        return self._run(self._records.set_field(record, key, value))
+
+    def get_data(
+        self,
+        chat_id: int,
+        user_id: int,
+        business_connection_id: str | None = None,
+        message_thread_id: int | None = None,
+        bot_id: int | None = None,
+    ) -> Any:
+        """Return the data of a user."""
+        key = RecordKey(chat_id, user_id, message_thread_id, business_connection_id, bot_id)
+        return self._run(self._records.data(key))
+
+    def reset_data(
+        self,
+        chat_id: int,
+        user_id: int,
+        business_connection_id: str | None = None,
+        message_thread_id: int | None = None,
+        bot_id: int | None = None,
+    ) -> Any:
+        """Remove the data of a user."""
+        key = RecordKey(chat_id, user_id, message_thread_id, business_connection_id, bot_id)
+        return self._run(self._records.set_data(key, {}))
+
+    def save(
+        self,
+        chat_id: int,
+        user_id: int,
+        data: Mapping[Any, Any],
+        business_connection_id: str | None = None,
+        message_thread_id: int | None = None,
+        bot_id: int | None = None,
+    ) -> Any:
+        """Replace the whole data of a user."""
+        key = RecordKey(chat_id, user_id, message_thread_id, business_connection_id, bot_id)
+        return self._run(self._records.set_data(key, data))
+
+
+class StepwellStateStorage(StateMethods, sync_storage.StateStorageBase):
     """telebot's states and data in a Stepwell storage, for ``TeleBot(token, state_storage=...)``.
 
     Bot, chat, user, topic and business connection are always part of the key. A bot's records are in the namespace
@@ -34,85 +142,11 @@ class StepwellStateStorage(sync_storage.StateStorageBase):
     """
 
     def __init__(self, storage: Storage | str, *, name: str = "telebot") -> None:
-        super().__init__()
-        self._records = BlockingRecords(as_storage(storage), name)
+        super().__init__(storage, name=name)
+        self._calls = BlockingCalls()
 
-    @property
-    def storage(self) -> Storage:
-        """The storage that holds the records."""
-        return self._records.storage
-
-    def set_state(
-        self,
-        chat_id: int,
-        user_id: int,
-        state: object,
-        business_connection_id: str | None = None,
-        message_thread_id: int | None = None,
-        bot_id: int | None = None,
-    ) -> bool:
-        key = RecordKey(chat_id, user_id, message_thread_id, business_connection_id, bot_id)
-        self._records.run(self._records.set_state(key, state))
-        return True
-
-    def get_state(
-        self,
-        chat_id: int,
-        user_id: int,
-        business_connection_id: str | None = None,
-        message_thread_id: int | None = None,
-        bot_id: int | None = None,
-    ) -> str | int | None:
-        """Return the state of a user, or ``None``."""
-        key = RecordKey(chat_id, user_id, message_thread_id, business_connection_id, bot_id)
-        return self._records.run(self._records.state(key))
-
-    def delete_state(
-        self,
-        chat_id: int,
-        user_id: int,
-        business_connection_id: str | None = None,
-        message_thread_id: int | None = None,
-        bot_id: int | None = None,
-    ) -> bool:
-        key = RecordKey(chat_id, user_id, message_thread_id, business_connection_id, bot_id)
-        return self._records.run(self._records.delete(key))
-
-    def set_data(
-        self,
-        chat_id: int,
-        user_id: int,
-        key: Any,
-        value: Any,
-        business_connection_id: str | None = None,
-        message_thread_id: int | None = None,
-        bot_id: int | None = None,
-    ) -> bool:
-        record = RecordKey(chat_id, user_id, message_thread_id, business_connection_id, bot_id)
-        if not self._records.run(self._records.set_field(record, key, value)):
-            raise _no_record(record)
-        return True
-
-    def get_data(
-        self,
-        chat_id: int,
-        user_id: int,
-        business_connection_id: str | None = None,
-        message_thread_id: int | None = None,
-        bot_id: int | None = None,
-    ) -> dict[Any, Any]:
-        key = RecordKey(chat_id, user_id, message_thread_id, business_connection_id, bot_id)
-        return self._records.run(self._records.data(key))
-
-    def reset_data(
-        self,
-        chat_id: int,
-        user_id: int,
-        business_connection_id: str | None = None,
-        message_thread_id: int | None = None,
-        bot_id: int | None = None,
-    ) -> bool:
-        return self.save(chat_id, user_id, {}, business_connection_id, message_thread_id, bot_id)
+    def _run(self, call: Coroutine[Any, Any, T]) -> T:
+        return self._calls.run(call)
 
     def get_interactive_data(
         self,
@@ -124,23 +158,10 @@ class StepwellStateStorage(sync_storage.StateStorageBase):
     ) -> InteractiveData:
         """Return the data for a ``with`` block, which writes the changed fields at its end."""
         key = RecordKey(chat_id, user_id, message_thread_id, business_connection_id, bot_id)
-        return InteractiveData(self._records, key)
-
-    def save(
-        self,
-        chat_id: int,
-        user_id: int,
-        data: Mapping[Any, Any],
-        business_connection_id: str | None = None,
-        message_thread_id: int | None = None,
-        bot_id: int | None = None,
-    ) -> bool:
-        """Replace the whole data of a user."""
-        key = RecordKey(chat_id, user_id, message_thread_id, business_connection_id, bot_id)
-        return self._records.run(self._records.set_data(key, data))
+        return InteractiveData(self._records, self._calls, key)
 
 
-class AsyncStepwellStateStorage(asyncio_storage.StateStorageBase):
+class AsyncStepwellStateStorage(StateMethods, asyncio_storage.StateStorageBase):
     """telebot's states and data in a Stepwell storage, for ``AsyncTeleBot(token, state_storage=...)``.
 
     The records are those of ``StepwellStateStorage``.
@@ -153,86 +174,8 @@ class AsyncStepwellStateStorage(asyncio_storage.StateStorageBase):
         bot = AsyncTeleBot("42:token", state_storage=AsyncStepwellStateStorage("sqlite:///bot.db"))
     """
 
-    def __init__(self, storage: Storage | str, *, name: str = "telebot") -> None:
-        super().__init__()
-        self._records = StateRecords(as_storage(storage), name)
-
-    @property
-    def storage(self) -> Storage:
-        """The storage that holds the records."""
-        return self._records.storage
-
-    async def set_state(
-        self,
-        chat_id: int,
-        user_id: int,
-        state: object,
-        business_connection_id: str | None = None,
-        message_thread_id: int | None = None,
-        bot_id: int | None = None,
-    ) -> bool:
-        key = RecordKey(chat_id, user_id, message_thread_id, business_connection_id, bot_id)
-        await self._records.set_state(key, state)
-        return True
-
-    async def get_state(
-        self,
-        chat_id: int,
-        user_id: int,
-        business_connection_id: str | None = None,
-        message_thread_id: int | None = None,
-        bot_id: int | None = None,
-    ) -> str | int | None:
-        """Return the state of a user, or ``None``."""
-        key = RecordKey(chat_id, user_id, message_thread_id, business_connection_id, bot_id)
-        return await self._records.state(key)
-
-    async def delete_state(
-        self,
-        chat_id: int,
-        user_id: int,
-        business_connection_id: str | None = None,
-        message_thread_id: int | None = None,
-        bot_id: int | None = None,
-    ) -> bool:
-        key = RecordKey(chat_id, user_id, message_thread_id, business_connection_id, bot_id)
-        return await self._records.delete(key)
-
-    async def set_data(
-        self,
-        chat_id: int,
-        user_id: int,
-        key: Any,
-        value: Any,
-        business_connection_id: str | None = None,
-        message_thread_id: int | None = None,
-        bot_id: int | None = None,
-    ) -> bool:
-        record = RecordKey(chat_id, user_id, message_thread_id, business_connection_id, bot_id)
-        if not await self._records.set_field(record, key, value):
-            raise _no_record(record)
-        return True
-
-    async def get_data(
-        self,
-        chat_id: int,
-        user_id: int,
-        business_connection_id: str | None = None,
-        message_thread_id: int | None = None,
-        bot_id: int | None = None,
-    ) -> dict[Any, Any]:
-        key = RecordKey(chat_id, user_id, message_thread_id, business_connection_id, bot_id)
-        return await self._records.data(key)
-
-    async def reset_data(
-        self,
-        chat_id: int,
-        user_id: int,
-        business_connection_id: str | None = None,
-        message_thread_id: int | None = None,
-        bot_id: int | None = None,
-    ) -> bool:
-        return await self.save(chat_id, user_id, {}, business_connection_id, message_thread_id, bot_id)
+    def _run(self, call: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+        return call
 
     def get_interactive_data(
         self,
@@ -246,27 +189,15 @@ class AsyncStepwellStateStorage(asyncio_storage.StateStorageBase):
         key = RecordKey(chat_id, user_id, message_thread_id, business_connection_id, bot_id)
         return AsyncInteractiveData(self._records, key)
 
-    async def save(
-        self,
-        chat_id: int,
-        user_id: int,
-        data: Mapping[Any, Any],
-        business_connection_id: str | None = None,
-        message_thread_id: int | None = None,
-        bot_id: int | None = None,
-    ) -> bool:
-        """Replace the whole data of a user."""
-        key = RecordKey(chat_id, user_id, message_thread_id, business_connection_id, bot_id)
-        return await self._records.set_data(key, data)
-
 
 class InteractiveData:
     """The data of a ``with`` block. A block that raises changes nothing."""
 
-    def __init__(self, records: BlockingRecords, key: RecordKey) -> None:
+    def __init__(self, records: StateRecords, calls: BlockingCalls, key: RecordKey) -> None:
         self._records = records
+        self._calls = calls
         self._key = key
-        self._before = records.run(records.snapshot(key))
+        self._before = calls.run(records.snapshot(key))
         #: The data; telebot offers it before the block, too.
         self.data: dict[Any, Any] = self._before.data
 
@@ -277,7 +208,7 @@ class InteractiveData:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if kind is None:
-            self._records.run(self._records.merge(self._key, self._before, self.data))
+            self._calls.run(self._records.merge(self._key, self._before, self.data))
 
 
 class AsyncInteractiveData:
@@ -300,10 +231,3 @@ class AsyncInteractiveData:
     ) -> None:
         if kind is None and self._before is not None:
             await self._records.merge(self._key, self._before, self._before.data)
-
-
-def _no_record(key: RecordKey) -> RuntimeError:
-    return RuntimeError(
-        f"chat {quoted(key.chat_id)} and user {quoted(key.user_id)} have no state, so no data can be added; "
-        "call set_state() first"
-    )

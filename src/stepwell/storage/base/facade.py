@@ -11,7 +11,7 @@ from typing import Any
 from stepwell._secrets import quoted
 from stepwell.codec import Seal, address_of, check_name, encode_key, encode_namespace
 from stepwell.codec.large import open_data, seal_data
-from stepwell.errors import CorruptRecord, InvalidOption, KeyMissing, StepwellError
+from stepwell.errors import CorruptRecord, InvalidOption, KeyMissing, RecordExists, StepwellError, VersionChanged
 from stepwell.record import (
     INBOX,
     KEEP,
@@ -29,7 +29,7 @@ from stepwell.record import (
     State,
     Stored,
 )
-from stepwell.storage.operations import Applied, Apply, Get, Operation
+from stepwell.storage.operations import Applied, Apply, Get, Guard, Operation
 
 __all__ = ["Facade"]
 
@@ -103,7 +103,7 @@ class Facade(ABC):
         if stored is None:
             return None
         place = (await self.read_head(address, stored)).place
-        return State(place.flow, place.state, await self._data(self.seal(address), stored))
+        return State(place.flow, place.state, await self.read_data(address, stored))
 
     async def set_state(self, bot: str, key: Any, state: State) -> None:
         """Create or replace the whole record."""
@@ -118,21 +118,21 @@ class Facade(ABC):
         """Return the data, or ``None`` if there is no record."""
         address = self.address(bot, key)
         stored: Stored | None = await self.perform(Get(address))
-        return None if stored is None else await self._data(self.seal(address), stored)
+        return None if stored is None else await self.read_data(address, stored)
 
     async def set_data(self, bot: str, key: Any, data: Mapping[Any, Any]) -> None:
         """Replace the data and keep flow and state. Creates the record if there is none."""
         address = self.address(bot, key)
         await self.check_keys(address)
-        await self._write_data(address, data, replace=True, expiry=self.expiry_of(address))
+        await self._write_data(address, data, replace=True)
 
     async def update_data(self, bot: str, key: Any, data: Mapping[Any, Any]) -> dict[Any, Any]:
         """Merge fields into the data atomically, and return the merged data. Creates the record if there is none."""
         address = self.address(bot, key)
         await self.check_keys(address)
-        applied = await self._write_data(address, data, expiry=self.expiry_of(address), returning=True)
+        applied = await self._write_data(address, data, returning=True)
         try:
-            return {} if applied.record is None else await self._data(self.seal(address), applied.record)
+            return {} if applied.record is None else await self.read_data(address, applied.record)
         except StepwellError as error:
             error.add_note("the merge was written, but the merged data cannot be decoded")
             raise
@@ -140,11 +140,60 @@ class Facade(ABC):
     async def _write_data(
         self, address: Address, data: Mapping[Any, Any], *, returning: bool = False, **change: Any
     ) -> Applied:
-        seal = self.seal(address)
-        fields = await seal_data(seal, data)
-        written = Change(write=self.ids(), set=fields, limit=seal.limit, **change)
+        fields = await seal_data(self.seal(address), data)
+        written = self.change(address, set=fields, **change)
         applied: Applied = await self.perform(Apply(address, written, returning=returning))
         return applied
+
+    def change(self, address: Address, **parts: Any) -> Change:
+        """Return a change of a record: ``Change`` with a new id, and with the expiry and the size limit of its bot.
+
+        ``parts`` are arguments of ``Change``.
+
+        Example::
+
+            address = storage.address("my_bot", 42)
+            fields = storage.seal(address).fields({"name": "Ann"})
+            await storage.perform(Apply(address, storage.change(address, set=fields)))
+        """
+        if not parts.get("delete"):
+            parts = {"expiry": self.expiry_of(address), "limit": self.seal(address).limit, **parts}
+        return Change(self.ids(), **parts)
+
+    async def edit(
+        self, address: Address, decide: Callable[[Stored | None], Change | None], *, known: Stored | None = None
+    ) -> Applied | None:
+        """Read a record, and write the change that ``decide`` returns for it, if it has not changed since.
+
+        If another writer was faster, it reads the record and calls ``decide`` again. Return ``None`` if ``decide``
+        does. ``known``: the record as it was read before, to save the first read.
+
+        Example::
+
+            def count(stored):
+                data = {} if stored is None else seal.data(stored.fields)
+                return storage.change(address, set=seal.fields({"count": data.get("count", 0) + 1}))
+
+            address = storage.address("my_bot", 42)
+            seal = storage.seal(address)
+            await storage.edit(address, count)
+        """
+        stored = known
+        while True:
+            if stored is None:
+                stored = await self.perform(Get(address))
+            change = decide(stored)
+            if change is None:
+                return None
+            if stored is not None and not change.delete:
+                self.seal(address).check_keys(stored)
+            guard = Guard(absent=True) if stored is None else Guard(version=stored.version)
+            try:
+                applied: Applied = await self.perform(Apply(address, change, guard))
+            except (VersionChanged, RecordExists):
+                stored = None
+            else:
+                return applied
 
     async def clear(self, bot: str, key: Any) -> None:
         """Remove the record, if there is one."""
@@ -239,14 +288,20 @@ class Facade(ABC):
             self._key_checks.pop(address.namespace, None)
             raise
 
-    async def _data(self, seal: Seal, stored: Stored) -> dict[Any, Any]:
+    async def read_data(
+        self, address: Address, stored: Stored, fields: Mapping[str, str] | None = None
+    ) -> dict[Any, Any]:
+        """Decode the data of a record. A damaged record is copied to quarantine and raises ``CorruptRecord``.
+
+        ``fields``: only these fields of it.
+        """
         try:
-            return await open_data(seal, stored.fields)
+            return await open_data(self.seal(address), stored.fields if fields is None else fields)
         except CorruptRecord as error:
-            await self.quarantine(seal.address, stored, error)
+            await self.quarantine(address, stored, error)
             raise
         except KeyMissing:
-            self._key_checks.pop(seal.address.namespace, None)
+            self._key_checks.pop(address.namespace, None)
             raise
 
 

@@ -1,7 +1,7 @@
-"""Operations of many threads on one storage, sent to the background loop in batches.
+"""Calls of many threads on one storage, run on the library's background loop in batches.
 
 ``stepwell.sync`` wakes the loop for every call. With 50 threads, most of the time goes to these switches. Here threads
-that arrive while a batch is being sent wait for the next one.
+that arrive while a batch is running wait for the next one.
 """
 
 from __future__ import annotations
@@ -9,58 +9,61 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from typing import Any
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from stepwell._portal import background_loop
 from stepwell.errors import InsideLoop
-from stepwell.storage import Operation, Storage
 
-__all__ = ["OperationQueue"]
+__all__ = ["BlockingCalls"]
 
-#: Seconds after which the next batch is sent, even if the last one has not ended.
+T = TypeVar("T")
+
+#: Seconds after which the next batch begins, even if the last one has not ended.
 LONGEST_WAIT = 0.02
 
 
-class OperationQueue:
-    """The operations of all threads on one storage."""
+class BlockingCalls:
+    """The calls of all threads."""
 
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
+    def __init__(self) -> None:
         self._waiting: deque[_WaitingThread] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
-        #: Whether a batch is being sent, or the loop was woken to send one.
-        self._sending = False
+        #: Whether a batch is running, or the loop was woken to begin one.
+        self._running = False
         self._beginning = threading.Lock()
-        #: The last batch, and how many of its operations have not ended.
+        #: The last batch, and how many of its calls have not ended.
         self._batch = self._left = 0
 
-    def perform(self, operation: Operation) -> Any:
-        """Apply one operation, and return its result or raise its error. Blocks the calling thread."""
+    def run(self, call: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine, and return its result or raise its error. Blocks the calling thread."""
         if asyncio._get_running_loop() is not None:
+            call.close()
             raise InsideLoop
         loop = background_loop()
         if loop is not self._loop:
             self._begin(loop)
-        waiting = _WaitingThread(operation)
+        waiting = _WaitingThread(call)
         self._waiting.append(waiting)
-        if not self._sending:
-            self._sending = True
-            loop.call_soon_threadsafe(self._send)
+        if not self._running:
+            self._running = True
+            loop.call_soon_threadsafe(self._next)
         waiting.ended.acquire()
         if waiting.error is not None:
             raise waiting.error
-        return waiting.result
+        result: T = waiting.result
+        return result
 
     def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
         with self._beginning:
             if loop is not self._loop:
                 # In a forked child, these are the threads of its parent.
                 self._waiting.clear()
-                self._sending = False
+                self._running = False
                 self._loop = loop
 
-    def _send(self) -> None:
-        """Send all waiting operations. Called in the loop."""
+    def _next(self) -> None:
+        """Begin all waiting calls. Called in the loop."""
         loop = asyncio.get_running_loop()
         self._batch += 1
         self._left = 0
@@ -71,19 +74,19 @@ class OperationQueue:
         if self._left:
             loop.call_later(LONGEST_WAIT, self._end, self._batch)
         else:
-            self._sending = False
+            self._running = False
             # A thread may have come between the last two lines.
             if self._waiting:
-                self._sending = True
-                loop.call_soon(self._send)
+                self._running = True
+                loop.call_soon(self._next)
 
     def _end(self, batch: int) -> None:
         if batch == self._batch:
-            self._send()
+            self._next()
 
     async def _run(self, waiting: _WaitingThread, batch: int) -> None:
         try:
-            waiting.result = await self._storage.perform(waiting.operation)
+            waiting.result = await waiting.call
         except BaseException as error:  # noqa: BLE001 - it is raised in the thread that waits
             waiting.error = error
         finally:
@@ -91,14 +94,14 @@ class OperationQueue:
             if batch == self._batch:
                 self._left -= 1
                 if not self._left:
-                    self._send()
+                    self._next()
 
 
 class _WaitingThread:
-    __slots__ = ("ended", "error", "operation", "result", "task")
+    __slots__ = ("call", "ended", "error", "result", "task")
 
-    def __init__(self, operation: Operation) -> None:
-        self.operation = operation
+    def __init__(self, call: Coroutine[Any, Any, Any]) -> None:
+        self.call = call
         self.result: Any = None
         self.error: BaseException | None = None
         self.task: asyncio.Task[None] | None = None
