@@ -14,10 +14,10 @@ import telegram.ext
 from aiogram.client.session.aiohttp import AiohttpSession
 from aiogram.client.telegram import TelegramAPIServer
 
-from stepwell.adapters import sending
 from stepwell.adapters.aiogram import calls as aiogram_calls
+from stepwell.adapters.framework import sending
+from stepwell.adapters.framework.sending import sender
 from stepwell.adapters.ptb import calls as ptb_calls
-from stepwell.adapters.sending import sender
 from stepwell.adapters.telebot import calls as telebot_calls
 from tests.reliability.dose import dose
 from tests.reliability.raw_telegram import PAGES, RawTelegram
