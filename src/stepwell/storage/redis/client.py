@@ -18,7 +18,6 @@ _asyncio = require("redis.asyncio", "redis")
 _connections = require("redis.asyncio.connection", "redis")
 _errors = require("redis.exceptions", "redis")
 _sentinel = require("redis.asyncio.sentinel", "redis")
-_hiredis = require("hiredis", "redis")
 
 __all__ = [
     "Command",
@@ -61,12 +60,6 @@ _POOL_ARGUMENTS: Final = frozenset(
         "himport_registry",
     }
 )
-#: The driver's functions for sending and reading. Using its streams instead takes 13 fewer Python calls.
-_SEND_AND_READ: Final = (_connections.Connection.send_packed_command, _connections.Connection.read_response)
-#: How many bytes of replies to read at once.
-_READ: Final = 1 << 16
-#: A message that is not a reply; older parsers have none.
-_PUSH: Final = getattr(_hiredis, "PushNotification", None)
 #: TLS options that name a file or a folder.
 _TLS_FILES: Final = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
 _ENCODED: Final = "special characters in a password must be %-encoded"
@@ -233,12 +226,6 @@ class RedisConnection:
         self._lock = asyncio.Lock()
         #: Why the present exchange was ended before its timeout.
         self._abandoned = ""
-        #: Whether the driver's streams may be used. A class that overrides these functions relies on their calls.
-        self._direct = (config.kind.send_packed_command, config.kind.read_response) == _SEND_AND_READ
-        #: The driver's streams and parser; ``None`` if its functions are called instead.
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter, Any] | None = None
-        #: What the parser returns if no whole reply has arrived.
-        self._nothing: object = None
 
     async def exchange(self, commands: Sequence[Command]) -> list[Reply]:
         """Send all commands at once and return their replies; an error reply is a ``Refused``.
@@ -251,36 +238,16 @@ class RedisConnection:
         await self._lock.acquire()
         self._timeout.start()
         try:
-            connection = self._connection
-            if connection is None:
-                connection = await self._connect()
-            packed = b"".join(map(_hiredis.pack_command, commands))
+            connection = self._connection or await self._connect()
+            packed = connection.pack_commands(commands)
             sent = True
-            streams, nothing = self._streams, self._nothing
-            if streams is None:
-                await connection.send_packed_command(packed, check_health=False)
-            else:
-                reader, writer, parser = streams
-                writer.write(packed)
-                await writer.drain()
+            # Without a check of the connection: a broken one is found by the call itself.
+            await connection.send_packed_command(packed, check_health=False)
             for _ in commands:
-                if streams is None:
-                    try:
-                        reply = await connection.read_response()
-                    except _errors.ResponseError as error:
-                        reply = error
-                else:
-                    while (reply := parser.gets()) is nothing or type(reply) is _PUSH:
-                        if reply is nothing:
-                            data = await reader.read(_READ)
-                            if not data:
-                                raise _errors.ConnectionError("the server has closed the connection")
-                            parser.feed(data)
-                if type(reply) is not list and isinstance(reply, Exception):
-                    if not isinstance(reply, _errors.ResponseError):
-                        raise reply
-                    reply = Refused(_code(reply), str(reply))
-                replies.append(reply)
+                try:
+                    replies.append(await connection.read_response())
+                except _errors.ResponseError as error:
+                    replies.append(Refused(_code(error), str(error)))
             return replies
         except asyncio.CancelledError as error:
             await self.close()
@@ -369,14 +336,6 @@ class RedisConnection:
         self._connection, self._loop = connection, asyncio.get_running_loop()
         self._load_files(connection)
         await connection.connect()
-        self._streams = None
-        if not self._direct:
-            return connection
-        # They are private, and another release of the driver may not have them.
-        parser = getattr(getattr(connection, "_parser", None), "_reader", None)
-        reader, writer = getattr(connection, "_reader", None), getattr(connection, "_writer", None)
-        if isinstance(parser, _hiredis.Reader) and not parser.has_data() and reader is not None and writer is not None:
-            self._streams, self._nothing = (reader, writer, parser), parser.gets()
         return connection
 
     def _load_files(self, connection: Any) -> None:
