@@ -27,6 +27,7 @@ from stepwell.nodes.control.options import common_storage
 from stepwell.nodes.handle import RunHandle
 from stepwell.nodes.queue import partitions
 from stepwell.nodes.run.table import flow_indexes
+from stepwell.options import check_number
 from stepwell.record import RUNS
 
 if TYPE_CHECKING:
@@ -81,8 +82,7 @@ class CeleryRuns:
         self._flows = {flow._title(): flow for flow in known}
         if not known or len(self._flows) < len(known):
             raise InvalidOption("CeleryRuns() needs at least one flow, and flows with different names")
-        if not isinstance(sweep, int | float) or not sweep > 0:
-            raise InvalidOption(f"sweep={quoted(sweep)}: give a number of seconds above 0")
+        check_number(sweep, "sweep={}: give a number of seconds above 0", above=0)
         self._storage = common_storage(known, storage, "CeleryRuns")
         self._repairs = partitions.Repairs(self._storage)
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, overload
 from stepwell._secrets import quoted
 from stepwell.codec.json import set_field
 from stepwell.errors import InvalidOption, StoredDataError, UnknownType
+from stepwell.options import check_text
 
 __all__ = ["PACKERS", "class_of", "ensure_registered", "record_type", "register_shape", "unpack"]
 
@@ -74,8 +75,7 @@ def ensure_registered(cls: type, name: str) -> None:
 def _registered(cls: Any, name: str | None) -> Any:
     if not isinstance(cls, type):
         raise InvalidOption(f"record_type decorates a class, not {quoted(cls)}; pass a name as record_type(name=...)")
-    if name is not None and (not isinstance(name, str) or not name):
-        raise InvalidOption(f"record_type(name={quoted(name)}): the name must be a non-empty str")
+    check_text(name, "record_type(name={}): the name must be a non-empty str", optional=True)
     _register(cls, name or cls.__name__, writes=True)
     _NAMED.add(cls)
     return cls

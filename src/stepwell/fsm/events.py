@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from stepwell._secrets import quoted
-from stepwell.errors import InvalidOption, StepwellError
+from stepwell.errors import StepwellError
 from stepwell.fsm.base import Machine
 from stepwell.fsm.update import Update
+from stepwell.options import check_function, check_not_async
 from stepwell.record import Address
 
 __all__ = [
@@ -322,12 +321,8 @@ def subscribe(callback: FSMSubscriber) -> Callable[[], None]:
 
 def add_subscriber(to: list[FSMSubscriber], callback: FSMSubscriber) -> Callable[[], None]:
     """Add a callback to a list of subscribers. Return a function that removes it."""
-    if not callable(callback):
-        raise InvalidOption(f"subscribe() takes a function of the event, got {quoted(callback)}")
-    if any(map(inspect.iscoroutinefunction, (callback, type(callback).__call__))):
-        raise InvalidOption(
-            f"{quoted(callback)} is an async def, which is not supported; pass a def that fills a queue"
-        )
+    check_function(callback, "subscribe() takes a function of the event, got {}")
+    check_not_async(callback, "{} is an async def, which is not supported; pass a def that fills a queue")
     to.append(callback)
 
     def unsubscribe() -> None:

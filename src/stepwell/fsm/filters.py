@@ -19,6 +19,7 @@ from stepwell.fsm.conversation.context import Context
 from stepwell.fsm.conversation.parameters import SIMILAR
 from stepwell.fsm.flows.description import name_of
 from stepwell.fsm.update import KINDS, Update
+from stepwell.options import check_not_async
 
 __all__ = [
     "Condition",
@@ -93,10 +94,7 @@ def as_filter(given: Filter | Condition) -> Filter:
     """Return a filter, made from a function of the context if it is not one."""
     if isinstance(given, Filter):
         return given
-    if inspect.iscoroutinefunction(given) or inspect.iscoroutinefunction(getattr(given, "__call__", None)):  # noqa: B004
-        raise InvalidOption(
-            f"{quoted(given)} is an async def, which would match every update; a filter must be a plain function"
-        )
+    check_not_async(given, "{} is an async def, which would match every update; a filter must be a plain function")
     if callable(given) and not isinstance(given, type):
         return _FunctionFilter(given)
     raise InvalidOption(f"{quoted(given)} is not a filter; pass a filter of stepwell.fsm, or a function of the context")

@@ -6,16 +6,13 @@ import asyncio
 import copy
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack
-from math import inf
 from time import monotonic
 from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias
 
 from stepwell import _portal
-from stepwell._secrets import quoted
 from stepwell.codec import encode_namespace, ensure_registered
 from stepwell.codec.secret import register_data
-from stepwell.errors import InvalidOption
 from stepwell.fsm import admin, keys
 from stepwell.fsm.base import Machine, Send
 from stepwell.fsm.conversation.context import Context, Handler
@@ -28,6 +25,7 @@ from stepwell.fsm.timers import outbox
 from stepwell.fsm.timers.expiry import Expired, hand_over_swept
 from stepwell.fsm.timers.timeouts import Timers
 from stepwell.fsm.update import Update
+from stepwell.options import check_function, check_number
 from stepwell.record import Address
 from stepwell.storage import ANY, Entry, Storage
 from stepwell.storage.listing import Any_
@@ -82,8 +80,7 @@ class FSM(Machine):
         if wait != 0:
             _check_seconds("wait", wait)
         for name, function in (("update_id", update_id), ("send", send), ("on_expired", on_expired)):
-            if function is not None and not callable(function):
-                raise InvalidOption(f"{name} must be a function, got {quoted(function)}")
+            check_function(function, f"{name} must be a function, got {{}}", optional=True)
         if ttl is not None:
             _check_seconds("ttl", ttl)
         self.bot: str = bot
@@ -290,5 +287,4 @@ class FSM(Machine):
 
 
 def _check_seconds(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf:
-        raise InvalidOption(f"{name} must be a number of seconds above 0, got {quoted(value)}")
+    check_number(value, f"{name} must be a number of seconds above 0, got {{}}", above=0, finite=True)

@@ -21,6 +21,7 @@ from stepwell.fsm.flows.hooks import takes
 from stepwell.fsm.machine import FSM
 from stepwell.fsm.refusals import sending
 from stepwell.fsm.update import KINDS, ON_REQUEST
+from stepwell.options import check_choice, check_function, check_instance, check_whole
 
 __all__ = ["Router"]
 
@@ -66,10 +67,8 @@ class Router:
     """
 
     def __init__(self, fsm: FSM | None = None, *, send: Send | None = None, remember: Remember = "changes") -> None:
-        if fsm is not None and not isinstance(fsm, FSM):
-            raise InvalidOption(f"Router(fsm) takes an FSM, got {quoted(fsm)}")
-        if send is not None and not callable(send):
-            raise InvalidOption(f"Router(send=...) takes a function of a call, got {quoted(send)}")
+        check_instance(fsm, FSM, "Router(fsm) takes an FSM, got {}", optional=True)
+        check_function(send, "Router(send=...) takes a function of a call, got {}", optional=True)
         self.fsm: FSM | None = fsm
         self.send: Send | None = send
         self.remember: Remember = _checked_remember(remember)
@@ -89,13 +88,11 @@ class Router:
         handler.
         """
         chosen = self._checked(filters)
-        if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 1:
-            raise InvalidOption(f"attempts must be a number of at least 1, got {quoted(attempts)}")
+        check_whole(attempts, "attempts must be a number of at least 1, got {}", least=1)
         remembered = self.remember if remember is None else _checked_remember(remember)
 
         def register(handler: H) -> H:
-            if not callable(handler):
-                raise InvalidOption(f"@router.on(...) decorates a function of the context, got {quoted(handler)}")
+            check_function(handler, "@router.on(...) decorates a function of the context, got {}")
             _check_function(handler, "ctx")
             self._warn_if_unreachable(getattr(handler, "__name__", repr(handler)))
             route = Route(handler, attempts, inspect.iscoroutinefunction(handler), remembered)
@@ -110,10 +107,7 @@ class Router:
         It runs after a rollback, within the same claim. Its answers and changes are committed, and the update counts
         as handled. It is not called if the storage fails or the claim is lost. An error in it is raised.
         """
-        if not callable(handler):
-            raise InvalidOption(
-                f"@router.on_error decorates a function of the context and the error, got {quoted(handler)}"
-            )
+        check_function(handler, "@router.on_error decorates a function of the context and the error, got {}")
         _check_function(handler, "ctx", "error")
         if self._error_handlers:
             raise InvalidOption("this router has an error handler already")
@@ -129,8 +123,7 @@ class Router:
 
     def include(self, other: Router) -> None:
         """Add the handlers of another router, including handlers that are added to it later."""
-        if not isinstance(other, Router):
-            raise InvalidOption(f"include() takes a Router, got {quoted(other)}")
+        check_instance(other, Router, "include() takes a Router, got {}")
         if other._routes is self._routes or any(inner._routes is self._routes for inner in other._included()):
             raise InvalidOption("a router cannot include itself")
         for filters, _, _ in other._flat():
@@ -291,8 +284,7 @@ class Router:
 
 
 def _checked_remember(remember: Remember) -> Remember:
-    if remember not in ("changes", "answers"):
-        raise InvalidOption(f'remember must be "changes" or "answers", got {quoted(remember)}')
+    check_choice(remember, ("changes", "answers"), 'remember must be "changes" or "answers", got {}')
     return remember
 
 

@@ -11,14 +11,14 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from stepwell._backoff import backoff, jittered
-from stepwell._secrets import quoted
 from stepwell.codec import Seal
 from stepwell.codec.large import LARGE, in_thread, is_large
-from stepwell.errors import CorruptRecord, InvalidOption, StorageUnavailable
+from stepwell.errors import CorruptRecord, StorageUnavailable
 from stepwell.log.appends import MOST_VALUES, LogOptions, PendingAppend
 from stepwell.log.names import entries, log_tag, number_of
 from stepwell.log.tail import Known, Tail, tail_of
 from stepwell.log.update import appends_of_update
+from stepwell.options import check_instance, check_number, check_whole
 from stepwell.record import LOGS, Address, Change, Range, ReservedNamespace, Stored
 from stepwell.storage import Apply, Get, Storage
 
@@ -80,12 +80,9 @@ class Log:
         tags: tuple[str, ...] = (),
         wait: float = 60.0,
     ) -> None:
-        if limit is not None and (type(limit) is not int or limit < 1):
-            raise InvalidOption(f"limit must be a number of bytes or None, not {quoted(limit)}")
-        if ttl is not None and not ttl > 0:
-            raise InvalidOption(f"ttl must be a positive number of seconds or None, not {quoted(ttl)}")
-        if not isinstance(tags, tuple):
-            raise InvalidOption(f"tags must be a tuple of str, not {quoted(tags)}")
+        check_whole(limit, "limit must be a number of bytes or None, not {}", least=1, optional=True)
+        check_number(ttl, "ttl must be a positive number of seconds or None, not {}", above=0, optional=True)
+        check_instance(tags, tuple, "tags must be a tuple of str, not {}")
         self.storage: Storage = storage
         self._place: tuple[str, Any] = (namespace, key)
         if not isinstance(namespace, ReservedNamespace):
@@ -195,8 +192,7 @@ class Log:
 
     async def trim(self, *, keep: int) -> None:
         """Remove all entries but the last ``keep``."""
-        if type(keep) is not int or keep < 0:
-            raise InvalidOption(f"keep must be a number of entries, not {quoted(keep)}")
+        check_whole(keep, "keep must be a number of entries, not {}", least=0)
         known, stored = await asyncio.gather(self._tail().read(), self._get(Range(limit=1)))
         cut = known.next - 1 - keep
         if stored is None or not stored.parts or number_of(next(iter(stored.parts))) > cut:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stepwell._secrets import quoted
-from stepwell.errors import InvalidOption, UsageError, WorkCancelled
+from stepwell.errors import UsageError, WorkCancelled
 from stepwell.nodes.batch.items import close_source
 from stepwell.nodes.batch.node import BatchNode, checked_items
 from stepwell.nodes.events import Event
@@ -23,6 +23,7 @@ from stepwell.nodes.walk.execution import Execution
 from stepwell.nodes.walk.on_error import attach
 from stepwell.nodes.walk.runner import copy_node, run_root
 from stepwell.nodes.walk.threads import settled
+from stepwell.options import check_instance
 from stepwell.storage import StateStorage, Storage
 from stepwell.storage.state_storage import default_state_storage
 
@@ -62,8 +63,7 @@ def run_async_batch(
         final = await run_async_batch(linear(Double), {"numbers": [1, 2]}, storage=storage)
         assert final["doubled"] == [2, 4]
     """
-    if not isinstance(flow, NodeFlow):
-        raise InvalidOption(f"run_async_batch() needs a NodeFlow, not {type(flow).__name__}")
+    check_instance(flow, NodeFlow, "run_async_batch() needs a NodeFlow, not {type}")
     if storage is None:
         states = default_state_storage()
     elif isinstance(storage, StateStorage):

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from stepwell._secrets import quoted
 from stepwell.errors import (
-    InvalidOption,
     KeptError,
     RunCancelled,
     RunFailed,
@@ -27,6 +26,7 @@ from stepwell.nodes.queue import children, submitting
 from stepwell.nodes.run.branch import Park
 from stepwell.nodes.walk.execution import check_concurrency
 from stepwell.nodes.walk.on_error import Failed, OnError, add_note, check_on_error, conclude
+from stepwell.options import check_instance
 
 if TYPE_CHECKING:
     from stepwell.nodes.graph.plan import Build, Stage, Strategy
@@ -67,8 +67,7 @@ class ChildMap(BaseNode):
         self, flow: NodeFlow, *, name: str | None = None, concurrency: int = 10, on_error: OnError = "stop"
     ) -> None:
         super().__init__(name=name)
-        if not isinstance(flow, NodeFlow):
-            raise InvalidOption(f"ChildMap({quoted(flow)}): give the flow of the children")
+        check_instance(flow, NodeFlow, "ChildMap({}): give the flow of the children")
         check_concurrency(concurrency)
         check_on_error(on_error)
         self.flow: NodeFlow = flow

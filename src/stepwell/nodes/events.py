@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -10,8 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stepwell._secrets import quoted
-from stepwell.errors import InvalidOption, Parked
+from stepwell.errors import Parked
 from stepwell.nodes.graph.shape import FlowGraph, graph_of
+from stepwell.options import check_function, check_not_async
 
 if TYPE_CHECKING:
     from stepwell.nodes.walk.cursor import Cursor
@@ -132,10 +132,6 @@ def emitter(flow: str, extra: Subscriber | None = None, own: Sequence[Subscriber
 
 
 def _checked(subscriber: Subscriber) -> Subscriber:
-    if not callable(subscriber):
-        raise InvalidOption(f"a subscriber must be a function that takes the event, not {quoted(subscriber)}")
-    if any(map(inspect.iscoroutinefunction, (subscriber, type(subscriber).__call__))):
-        raise InvalidOption(
-            f"{quoted(subscriber)} is an async def, which is not supported; put events in a queue from a def"
-        )
+    check_function(subscriber, "a subscriber must be a function that takes the event, not {}")
+    check_not_async(subscriber, "{} is an async def, which is not supported; put events in a queue from a def")
     return subscriber

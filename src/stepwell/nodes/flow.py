@@ -9,8 +9,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 from stepwell._portal import sync
-from stepwell._secrets import quoted
-from stepwell.errors import InsideLoop, InvalidOption, Parked, UsageError
+from stepwell.errors import InsideLoop, Parked, UsageError
 from stepwell.nodes.control import runs
 from stepwell.nodes.control.options import (
     IfExists,
@@ -34,6 +33,7 @@ from stepwell.nodes.handle import RunHandle
 from stepwell.nodes.queue import submitting
 from stepwell.nodes.walk.execution import check_concurrency
 from stepwell.nodes.walk.runner import drive, run_root
+from stepwell.options import check_whole
 from stepwell.storage.urls import as_storage
 
 if TYPE_CHECKING:
@@ -92,10 +92,8 @@ class NodeFlow(FlowRuns):
         check_deploy_options(revision, migrate, renamed)
         if concurrency is not None:
             check_concurrency(concurrency)
-        if max_steps is not None and (not isinstance(max_steps, int) or max_steps < 1):
-            raise InvalidOption(f"max_steps={quoted(max_steps)}: give a whole number of at least 1, or None")
-        if not isinstance(max_recoveries, int) or isinstance(max_recoveries, bool) or max_recoveries < 0:
-            raise InvalidOption(f"max_recoveries={quoted(max_recoveries)}: give a whole number of at least 0")
+        check_whole(max_steps, "max_steps={}: give a whole number of at least 1, or None", least=1, optional=True)
+        check_whole(max_recoveries, "max_recoveries={}: give a whole number of at least 0", least=0)
         self.max_recoveries: int = max_recoveries
         self.concurrency: int | None = concurrency
         self.max_steps: int | None = max_steps

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from math import isnan
 from typing import TYPE_CHECKING, Any
 
 from stepwell._secrets import quoted
 from stepwell.codec.large import open_data
-from stepwell.errors import InvalidOption, RunCancelled, RunFailed, RunStuck, UnknownRun
+from stepwell.errors import RunCancelled, RunFailed, RunStuck, UnknownRun
 from stepwell.nodes.control.options import storage_for
 from stepwell.nodes.queue import children
 from stepwell.nodes.run import monitor
 from stepwell.nodes.run.notices import run_topic
 from stepwell.nodes.run.table import table_of
 from stepwell.nodes.walk.cursor import current
+from stepwell.options import check_number
 from stepwell.record import RUNS, Stored
 from stepwell.storage.operations import Get
 from stepwell.storage.wakeups import add_listener
@@ -81,10 +81,7 @@ class RunHandle:
         Raises ``RunFailed`` with the last error, ``RunStuck`` or ``RunCancelled`` if the run ends without a result,
         and ``UnknownRun`` if it has ended and was not kept long enough.
         """
-        if timeout is not None and (
-            not isinstance(timeout, int | float) or isinstance(timeout, bool) or isnan(timeout)
-        ):
-            raise InvalidOption(f"timeout={quoted(timeout)}: give a number of seconds, or None")
+        check_number(timeout, "timeout={}: give a number of seconds, or None", optional=True)
         if (cursor := current()) is not None and cursor.branch is not None:
             final = await self._child_result(cursor, timeout)
             if final is not None:

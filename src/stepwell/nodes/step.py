@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stepwell._secrets import quoted
-from stepwell.errors import InvalidOption, UsageError
+from stepwell.errors import UsageError
 from stepwell.nodes.control.options import checked_params
 from stepwell.nodes.handle import RunHandle
 from stepwell.nodes.queue import children, submitting
 from stepwell.nodes.walk.cursor import current
+from stepwell.options import check_text
 
 if TYPE_CHECKING:
     from stepwell.nodes.flow import NodeFlow
@@ -93,10 +94,7 @@ class Step:
         """
         cursor = current()
         branch = children.branch_of(cursor, self.flow_id)
-        if not isinstance(id, str) or not id:
-            raise InvalidOption(
-                f"id={quoted(id)}: give a non-empty string that distinguishes the children of this step"
-            )
+        check_text(id, "id={}: give a non-empty string that distinguishes the children of this step")
         journal = branch.journal
         parent = children.parent_of(journal)
         children.check_partition(flow, partition, parent)

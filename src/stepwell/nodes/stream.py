@@ -9,11 +9,12 @@ from contextlib import aclosing, suppress
 from typing import Any, Final, NamedTuple
 
 from stepwell._secrets import quoted
-from stepwell.errors import InvalidOption, StorageUnavailable, UnknownRun
+from stepwell.errors import StorageUnavailable, UnknownRun
 from stepwell.log import Log, LogEntry
 from stepwell.nodes.run import monitor
 from stepwell.nodes.run.notices import run_topic
 from stepwell.nodes.run.streams import MOST, log_of
+from stepwell.options import check_whole
 from stepwell.storage import Storage
 from stepwell.storage.wakeups import add_listener
 
@@ -45,8 +46,7 @@ class StreamEntry(NamedTuple):
 
 async def follow(storage: Storage, flow_id: str, after: int) -> AsyncGenerator[StreamEntry]:
     """Yield the values of a run with numbers above ``after``, until the run has ended."""
-    if type(after) is not int or after < 0:
-        raise InvalidOption(f"after must be the number of a value, or 0, not {quoted(after)}")
+    check_whole(after, "after must be the number of a value, or 0, not {}", least=0)
     await storage.ensure_open()
     log = log_of(storage, flow_id)
     marks: dict[str, bool] = {}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from stepwell._secrets import quoted
 from stepwell.codec import check_name
-from stepwell.errors import InvalidOption, UsageError
+from stepwell.errors import UsageError
 from stepwell.nodes.graph.base import BaseNode, PostResult
 from stepwell.nodes.graph.hooks import call_hook
 from stepwell.nodes.run.branch import Park
 from stepwell.nodes.run.ids import WaitId
 from stepwell.nodes.run.waits import signal_for
+from stepwell.options import check_number, check_text
 
 if TYPE_CHECKING:
     from stepwell.nodes.graph.plan import Build, Stage, Strategy
@@ -48,8 +48,7 @@ class Wait(BaseNode):
         super().__init__(name=name)
         if timeout is not None:
             _check_seconds("timeout", timeout)
-        if signal is not None and (not isinstance(signal, str) or not signal):
-            raise InvalidOption(f"signal={quoted(signal)}: give the name of a signal, or None")
+        check_text(signal, "signal={}: give the name of a signal, or None", optional=True)
         check_name("the signal", signal)
         self.timeout: float | None = timeout
         self.signal: str | None = signal
@@ -87,8 +86,7 @@ class Sleep(BaseNode):
 
 
 def _check_seconds(name: str, seconds: object) -> None:
-    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 < seconds < float("inf"):
-        raise InvalidOption(f"{name}={quoted(seconds)}: give a number of seconds above 0")
+    check_number(seconds, f"{name}={{}}: give a number of seconds above 0", above=0, finite=True)
 
 
 def _compile(build: Build, stage: Stage, seconds: float | None, timeout_action: str) -> Strategy:

@@ -36,6 +36,7 @@ from stepwell.nodes.run.error_text import summary_of
 from stepwell.nodes.schedules.schedule import Schedule
 from stepwell.nodes.schedules.stored import Ticker
 from stepwell.nodes.walk.execution import check_concurrency
+from stepwell.options import check_function, check_instance
 from stepwell.record import RUNS, Address
 from stepwell.storage.poller import poll
 from stepwell.storage.presence import Presence
@@ -106,8 +107,7 @@ class RunWorker:
     ) -> None:
         check_concurrency(concurrency)
         for name, callback in {"on_failed": on_failed, "on_stuck": on_stuck}.items():
-            if callback is not None and not callable(callback):
-                raise InvalidOption(f"{name}={quoted(callback)}: give a function that takes the run, or None")
+            check_function(callback, f"{name}={{}}: give a function that takes the run, or None", optional=True)
         self._on_failed, self._on_stuck = on_failed, on_stuck
         known = _checked_flows(flows)
         self._flows = {flow._title(): flow for flow in known}
@@ -275,15 +275,13 @@ class RunWorker:
 
 def _checked_flows(flows: Iterable[NodeFlow]) -> list[NodeFlow]:
     """Return the flows; raise ``InvalidOption`` if there are none, or if two have one name."""
-    if not isinstance(flows, Iterable):
-        raise InvalidOption(f"worker() takes a list of flows, not {quoted(flows)}: write worker([flow])")
+    check_instance(flows, Iterable, "worker() takes a list of flows, not {}: write worker([flow])")
     known = list(flows)
     if not known:
         raise InvalidOption("worker() needs at least one flow: worker([flow])")
     names: set[str] = set()
     for flow in known:
-        if not isinstance(flow, BaseFlow):
-            raise InvalidOption(f"worker() runs flows, not {quoted(flow)}: give a NodeFlow")
+        check_instance(flow, BaseFlow, "worker() runs flows, not {}: give a NodeFlow")
         if (name := flow._title()) in names:
             raise InvalidOption(f"two flows of worker() are named {quoted(name)}: give one of them another name=...")
         names.add(name)
@@ -307,12 +305,10 @@ def _limits_by_name(limits: Mapping[str | NodeFlow, Limit] | None, flows: Mappin
 
 def _checked(schedules: Iterable[Schedule], flows: Mapping[str, NodeFlow]) -> list[Schedule]:
     """Return the schedules; raise ``InvalidOption`` if two have one name, or if a flow is not one of the worker's."""
-    if not isinstance(schedules, Iterable):
-        raise InvalidOption(f"schedules={quoted(schedules)}: give a list, such as [every(3600, flow)]")
+    check_instance(schedules, Iterable, "schedules={}: give a list, such as [every(3600, flow)]")
     checked = list(schedules)
     for schedule in checked:
-        if not isinstance(schedule, Schedule):
-            raise InvalidOption(f"worker() has the schedule {quoted(schedule)}: give every(...) or cron(...)")
+        check_instance(schedule, Schedule, "worker() has the schedule {}: give every(...) or cron(...)")
     names = [schedule.name for schedule in checked]
     for schedule in checked:
         if names.count(schedule.name) > 1:

@@ -15,6 +15,7 @@ from stepwell.nodes.run.monitor import Run, Status
 from stepwell.nodes.run.table import FINAL
 from stepwell.operate.runs import masked_run, secrets_of
 from stepwell.operate.search import matches, pages, written_before
+from stepwell.options import check_choice
 from stepwell.record import RUNS, Address, Stored
 from stepwell.storage import Entry, Storage
 from stepwell.storage.listing import Query
@@ -74,8 +75,7 @@ class RunFilter:
 
 def check_status(status: str) -> str:
     """Return a status; raise ``InvalidOption`` if there is no such status."""
-    if status not in get_args(Status):
-        raise InvalidOption(f"{quoted(status)} is not a status; choose one of {', '.join(get_args(Status))}")
+    check_choice(status, get_args(Status), f"{{}} is not a status; choose one of {', '.join(get_args(Status))}")
     return status
 
 

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 
 from stepwell.codec import decode_key, decode_namespace
 from stepwell.codec.values import decode
-from stepwell.errors import InvalidOption, VersionChanged
+from stepwell.errors import VersionChanged
 from stepwell.fsm import FSM
 from stepwell.fsm.conversation.extension import TIMEOUT, set_timer
 from stepwell.operate import edits
 from stepwell.operate.record import parsed_version, read, version_text, view
+from stepwell.options import check_instance
 from stepwell.record import KEEP, Address, Stored
 from stepwell.slot import Slot
 from stepwell.storage import Storage
@@ -92,8 +93,7 @@ async def edit_record(storage: Storage, address: Address, request: dict[str, Any
     """
     shown = as_json(view(storage, address, await read(storage, address)).data)
     given = json.loads(request["data"])
-    if not isinstance(given, dict):
-        raise InvalidOption('the data must be a JSON object such as {"name": "Alice"}')
+    check_instance(given, dict, 'the data must be a JSON object such as {"name": "Alice"}')
     changed = {name: value for name, value in given.items() if name not in shown or value != shown[name]}
     changes = edits.Edit(
         state=KEEP if request["state"] is None else request["state"],

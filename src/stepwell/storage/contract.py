@@ -13,9 +13,9 @@ from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Sequence
 from typing import Any, ClassVar, Self
 
-from stepwell._secrets import quoted
 from stepwell.codec import encode_namespace
-from stepwell.errors import InvalidOption, Unsupported
+from stepwell.errors import Unsupported
+from stepwell.options import check_number, check_whole
 from stepwell.record import KEEP, Address, Limits
 from stepwell.storage.base.lifecycle import Lifecycle
 from stepwell.storage.base.renewal import Renewals
@@ -58,10 +58,8 @@ class Storage(Lifecycle):
         sweep_every: float | None = 60.0,
         patience: float = 10.0,
     ) -> None:
-        if sweep_every is not None and sweep_every <= 0:
-            raise InvalidOption(f"sweep_every must be a number of seconds or None, not {quoted(sweep_every)}")
-        if patience < 0:
-            raise InvalidOption(f"patience must be a number of seconds, not {quoted(patience)}")
+        check_number(sweep_every, "sweep_every must be a number of seconds or None, not {}", above=0, optional=True)
+        check_number(patience, "patience must be a number of seconds, not {}", least=0)
         super().__init__(limits=limits, ids=ids)
         #: Seconds since 1970; ``None`` means the server's own clock.
         self.clock: Callable[[], float] | None = clock
@@ -286,8 +284,7 @@ class Storage(Lifecycle):
 
         ``may_lag``: a replica may answer, without the latest writes, if the storage has the option ``replicas``.
         """
-        if page < 1:
-            raise InvalidOption(f"page must be the number of records to read at once, not {quoted(page)}")
+        check_whole(page, "page must be the number of records to read at once, not {}", least=1)
         query = Query(encode_namespace(namespace, self.limits), flow, state, tag, may_lag)
         after: Any = None
         while True:

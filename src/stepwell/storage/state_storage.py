@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from stepwell.errors import InvalidOption
+from stepwell.options import check_instance
 from stepwell.record import KEEP, RUNS, Keep
 from stepwell.storage.contract import Storage
 from stepwell.storage.memory import MemoryStorage
@@ -84,8 +84,7 @@ def configure(*, storage: Storage | str | Keep | None = KEEP, state_storage: Sta
     if storage is not KEEP:
         _storage = None if storage is None else as_storage(storage)
     if state_storage is not KEEP:
-        if state_storage is not None and not isinstance(state_storage, StateStorage):
-            raise InvalidOption(f"state_storage must be a StateStorage, not {type(state_storage).__name__}")
+        check_instance(state_storage, StateStorage, "state_storage must be a StateStorage, not {type}", optional=True)
         _state_storage = state_storage
 
 

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from stepwell._secrets import quoted
 from stepwell.errors import BotApiError, BotBlocked, BotUnavailable, InvalidOption, UnknownRun, UsageError
 from stepwell.nodes import BatchNode, Event, NodeFlow
+from stepwell.options import check, check_text
 from stepwell.storage import Storage
 from stepwell.storage.state_storage import StateStorage
 from stepwell.telegram.client import BotClient
@@ -86,11 +87,8 @@ async def broadcast(
     ``BotApiError`` is raised only for refusals that concern all chats, such as an invalid token. After any of these
     errors, the same call resumes the broadcast.
     """
-    if not isinstance(flow_id, str) or not flow_id:
-        # Without an id, the same call would send the broadcast again.
-        raise InvalidOption(
-            f"broadcast(flow_id=...) takes the id of the broadcast, a text such as 'news-7', got {quoted(flow_id)}"
-        )
+    # Without an id, the same call would send the broadcast again.
+    check_text(flow_id, "broadcast(flow_id=...) takes the id of the broadcast, a text such as 'news-7', got {}")
     listed = None if chats is None else _checked_chats(chats)
     identity = {
         "chats": None if listed is None else _digest(sorted(map(str, listed))),
@@ -237,10 +235,11 @@ def _checked_chats(chats: Iterable[ChatId]) -> list[ChatId]:
         raise InvalidOption(f"broadcast() takes a list of chats, not {quoted(chats)}")
     listed = list(dict.fromkeys(chats))
     for chat in listed:
-        if type(chat) is not int and not (isinstance(chat, str) and chat):
-            raise InvalidOption(
-                f"{quoted(chat)} is not a chat; a chat is its number, or the @name of a group or channel"
-            )
+        check(
+            type(chat) is int or (isinstance(chat, str) and chat),
+            "{} is not a chat; a chat is its number, or the @name of a group or channel",
+            chat,
+        )
     return listed
 
 

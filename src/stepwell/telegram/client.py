@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import re
 from collections.abc import Coroutine
 from types import TracebackType
@@ -16,6 +15,7 @@ from stepwell._backoff import backoff, jittered
 from stepwell._optional import require
 from stepwell._secrets import quoted
 from stepwell.errors import BotApiError, BotBlocked, BotUnavailable, InvalidOption, UsageError
+from stepwell.options import check, check_instance, check_number
 from stepwell.telegram.connections import CancelScopes, Connections, NoAnswer, Response
 from stepwell.telegram.files import Payload, pack, read_content
 from stepwell.telegram.limits import SendLimits, chat_of, messages_in
@@ -67,8 +67,7 @@ class BotClient:
         self._token = check_token(token)
         self._api = _check_api(api)
         self._path = f"{urlsplit(self._api).path}/bot{self._token}/"
-        if limits is not None and not isinstance(limits, SendLimits):
-            raise InvalidOption(f"BotClient(limits=...) takes SendLimits(...) or None, got {quoted(limits)}")
+        check_instance(limits, SendLimits, "BotClient(limits=...) takes SendLimits(...) or None, got {}", optional=True)
         self._limits = limits
         self._timeout = _check_seconds("timeout", timeout)
         self._patience = _check_seconds("patience", patience)
@@ -109,8 +108,11 @@ class BotClient:
         ``BotUnavailable`` if there was no usable answer within the patience of the client, and ``InvalidOption`` for
         parameters that cannot be sent.
         """
-        if not isinstance(method, str) or not _METHOD.fullmatch(method):
-            raise InvalidOption(f"{quoted(method)} is not the name of a Bot API method; names are like 'sendMessage'")
+        check(
+            isinstance(method, str) and _METHOD.fullmatch(method),
+            "{} is not the name of a Bot API method; names are like 'sendMessage'",
+            method,
+        )
         payload = pack(method, params)
         link = self._open()
         chat = chat_of(method, params)
@@ -372,6 +374,5 @@ def _check_api(api: str) -> str:
 
 
 def _check_seconds(name: str, value: float) -> float:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
-        raise InvalidOption(f"BotClient({name}={quoted(value)}): must be a number of seconds above 0")
+    check_number(value, f"BotClient({name}={{}}): must be a number of seconds above 0", above=0, finite=True)
     return float(value)

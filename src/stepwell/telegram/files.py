@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from stepwell.codec import record_type
 from stepwell.codec.json import to_json
 from stepwell.errors import InvalidOption
+from stepwell.options import check_instance
 
 __all__ = ["InputFile", "Payload", "pack", "read_content"]
 
@@ -43,10 +44,13 @@ class InputFile:
             raise InvalidOption(
                 "InputFile takes one of these: InputFile(path), InputFile(content=bytes) or InputFile(file_id=...)"
             )
-        if self.path is not None and not isinstance(self.path, str):
-            raise InvalidOption("InputFile(path): the path must be text; pass bytes as InputFile(content=...)")
-        if self.content is not None and not isinstance(self.content, bytes):
-            raise InvalidOption(f"InputFile(content=...): must be bytes, got {type(self.content).__name__}")
+        check_instance(
+            self.path,
+            str,
+            "InputFile(path): the path must be text; pass bytes as InputFile(content=...)",
+            optional=True,
+        )
+        check_instance(self.content, bytes, "InputFile(content=...): must be bytes, got {type}", optional=True)
 
     @property
     def name(self) -> str:

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption
+from stepwell.options import check_number
 
 __all__ = ["ChatId", "SendLimits", "Window", "chat_of", "is_group", "messages_in"]
 
@@ -46,8 +47,9 @@ class SendLimits:
                 continue
             raise InvalidOption(f"SendLimits({name}={quoted(value)}): must be a whole number above 0")
         rate = self.per_chat
-        if rate is not None and not (type(rate) in (int, float) and 0 < rate < math.inf):
-            raise InvalidOption(f"SendLimits(per_chat={quoted(rate)}): must be a number above 0, or None")
+        check_number(
+            rate, "SendLimits(per_chat={}): must be a number above 0, or None", above=0, optional=True, finite=True
+        )
 
 
 class Window:

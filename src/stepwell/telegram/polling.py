@@ -15,6 +15,7 @@ from stepwell._secrets import quoted
 from stepwell.errors import InsideLoop, InvalidOption
 from stepwell.fsm import FSM, Router
 from stepwell.fsm.update import ON_REQUEST
+from stepwell.options import check_whole
 from stepwell.storage.transport.starting import when_available
 from stepwell.telegram.client import TELEGRAM, BotClient
 from stepwell.telegram.limits import SendLimits
@@ -66,8 +67,7 @@ async def run_polling(
     """
     if not isinstance(router, Router) or router.fsm is None:
         raise InvalidOption("run_polling() needs a router with a machine: Router(fsm)")
-    if isinstance(in_flight, bool) or not isinstance(in_flight, int) or in_flight < 1:
-        raise InvalidOption(f"in_flight must be at least 1, got {quoted(in_flight)}")
+    check_whole(in_flight, "in_flight must be at least 1, got {}", least=1)
     allowed = router.allowed_updates if allowed_updates is None else _checked_kinds(router, allowed_updates)
     own = client is None
     client = client or BotClient(token or find_token(), api=api, limits=limits)

@@ -7,9 +7,9 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from stepwell._secrets import quoted
 from stepwell.errors import BotApiError, BotUnavailable, InvalidOption
 from stepwell.fsm.refusals import report_refusal
+from stepwell.options import check_function, check_instance
 from stepwell.telegram.client import BotClient
 
 __all__ = ["Sender"]
@@ -35,10 +35,7 @@ class Sender:
     """
 
     def __init__(self, client: BotClient, *, on_send_error: OnSendError | None = None) -> None:
-        if on_send_error is not None and not callable(on_send_error):
-            raise InvalidOption(
-                f"on_send_error takes a function of the call and the error, got {quoted(on_send_error)}"
-            )
+        check_function(on_send_error, "on_send_error takes a function of the call and the error, got {}", optional=True)
         self.client: BotClient = client
         self.on_send_error: OnSendError | None = on_send_error
 
@@ -50,8 +47,7 @@ class Sender:
         params = dict(call)
         method = params.pop("method", None)
         try:
-            if not isinstance(method, str):
-                raise InvalidOption('a call needs a "method", such as "sendMessage"')
+            check_instance(method, str, 'a call needs a "method", such as "sendMessage"')
             await self.client.call(method, **params)
         except BotUnavailable:
             raise

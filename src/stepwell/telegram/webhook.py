@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from stepwell.errors import InvalidOption, OutcomeUnknown, StepwellError, StorageError
 from stepwell.fsm import Router, Update
+from stepwell.options import check_instance
 from stepwell.storage.transport.starting import when_available
 from stepwell.telegram.aside import set_aside
 from stepwell.telegram.client import TELEGRAM, BotClient
@@ -169,8 +170,7 @@ class Webhook:
             return 403
         if isinstance(body, str):
             body = body.encode(errors="surrogatepass")
-        if not isinstance(body, bytes | bytearray):
-            raise InvalidOption(f"Webhook.handle(secret, body) takes the body as bytes, got {type(body).__name__}")
+        check_instance(body, bytes | bytearray, "Webhook.handle(secret, body) takes the body as bytes, got {type}")
         return await self._deliver(bytes(body))
 
     def _is_secret(self, secret: bytes) -> bool:

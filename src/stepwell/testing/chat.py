@@ -12,6 +12,7 @@ from stepwell.codec import values
 from stepwell.errors import BotApiError, InvalidOption, UsageError
 from stepwell.fsm import Router, Update
 from stepwell.fsm.conversation.extension import extension_of
+from stepwell.options import check_instance
 from stepwell.record import State
 from stepwell.slot import Slot
 from stepwell.storage import Storage
@@ -314,8 +315,7 @@ def _person(number: int, **fields: Any) -> dict[str, Any]:
 
 
 def _check_text(text: object) -> None:
-    if not isinstance(text, str):
-        raise InvalidOption(f"text must be a str, got {quoted(text)}; pass other fields by name: photo=[...]")
+    check_instance(text, str, "text must be a str, got {}; pass other fields by name: photo=[...]")
 
 
 def _entities(text: str) -> dict[str, Any]:

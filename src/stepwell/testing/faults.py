@@ -8,6 +8,7 @@ from typing import Any
 
 from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption, StepwellError, StorageUnavailable
+from stepwell.options import check_number
 from stepwell.storage import MemoryStorage, Operation, Result, Storage
 from stepwell.storage.transport.lane import Batch
 
@@ -35,8 +36,7 @@ class FaultyStorage(MemoryStorage):
                 raise InvalidOption(
                     f"{name} takes numbers of batches, counted from 1, as in {name}=[3]; got {quoted(numbers)}"
                 )
-        if not isinstance(patience, int | float) or not patience >= 0:
-            raise InvalidOption(f"patience must be a number of seconds, got {quoted(patience)}")
+        check_number(patience, "patience must be a number of seconds, got {}", least=0)
         super().__init__(**options)
         self.before: Collection[int] = before
         self.after: Collection[int] = after

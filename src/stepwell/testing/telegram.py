@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any, NamedTuple, TypeAlias
 
-from stepwell._secrets import quoted
 from stepwell.botapi import Bot, Refusal, check_call
-from stepwell.errors import BotApiError, BotBlocked, BotUnavailable, InvalidOption
+from stepwell.errors import BotApiError, BotBlocked, BotUnavailable
 from stepwell.fsm import Update
+from stepwell.options import check_function
 
 __all__ = ["Button", "ChatThread", "OnRefused", "Telegram", "text_of"]
 
@@ -55,10 +55,7 @@ class Telegram:
     """The messages, updates and calls of one test."""
 
     def __init__(self, now: Callable[[], float], on_send_error: OnRefused | None = None) -> None:
-        if on_send_error is not None and not callable(on_send_error):
-            raise InvalidOption(
-                f"on_send_error takes a function of the call and the error, got {quoted(on_send_error)}"
-            )
+        check_function(on_send_error, "on_send_error takes a function of the call and the error, got {}", optional=True)
         #: All delivered updates, in order, with repeated deliveries.
         self.updates: list[dict[str, Any]] = []
         #: All calls of the bot, in order, refused ones included.

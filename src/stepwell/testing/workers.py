@@ -13,6 +13,7 @@ from stepwell.errors import InvalidOption, UsageError
 from stepwell.fsm import FSM, Router
 from stepwell.fsm.base import Send
 from stepwell.fsm.conversation.conversation import Conversation
+from stepwell.options import check_instance, check_whole
 from stepwell.storage import MemoryStorage, Storage, open_storage
 from stepwell.testing.clock import Clock
 
@@ -31,8 +32,7 @@ class Workers:
     def __init__(
         self, bot: Router | MakeRouter, storage: Storage | str | None, count: int, clock: Clock | None
     ) -> None:
-        if count < 1:
-            raise InvalidOption(f"workers must be 1 or more, got {count}")
+        check_whole(count, "workers must be 1 or more, got {}", least=1)
         if isinstance(bot, Router):
             if storage is not None or clock is not None or count > 1:
                 raise InvalidOption(
@@ -165,8 +165,7 @@ class Workers:
     def _made(self, make: MakeRouter) -> list[Router]:
         routers = [make(self._opened()) for _ in range(self._count)]
         for router in routers:
-            if not isinstance(router, Router):
-                raise InvalidOption(f"Chat(make_router): the function must return a Router, got {quoted(router)}")
+            check_instance(router, Router, "Chat(make_router): the function must return a Router, got {}")
             fsm = _fsm_of(router)
             if self._show is not None:
                 fsm.send = _shown(self._show_or_die, fsm.send)

@@ -11,8 +11,8 @@ from aiogram.fsm.middleware import FSMContextMiddleware
 from aiogram.fsm.storage.memory import DisabledEventIsolation
 from aiogram.types import TelegramObject, Update
 
-from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption, UsageError
+from stepwell.options import check_instance
 
 __all__ = ["without_isolation"]
 
@@ -37,8 +37,7 @@ def without_isolation(dispatcher: Dispatcher, *filters: CallbackType) -> None:
         dispatcher = Dispatcher(storage=StepwellStorage(storage), events_isolation=StepwellIsolation(storage))
         without_isolation(dispatcher, Command("stop"))
     """
-    if not isinstance(dispatcher, Dispatcher):
-        raise InvalidOption(f"without_isolation(dispatcher, filter) takes a Dispatcher, got {quoted(dispatcher)}")
+    check_instance(dispatcher, Dispatcher, "without_isolation(dispatcher, filter) takes a Dispatcher, got {}")
     if not filters:
         raise InvalidOption("give a filter to without_isolation(dispatcher, filter), such as Command('stop')")
     middlewares = dispatcher.update.outer_middleware

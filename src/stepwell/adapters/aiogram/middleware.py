@@ -13,15 +13,15 @@ from aiogram.dispatcher.event.bases import UNHANDLED
 from aiogram.fsm.storage.memory import MemoryStorage
 from aiogram.types import ErrorEvent, TelegramObject
 
-from stepwell._secrets import quoted
 from stepwell.adapters.aiogram.bots import BotMachines
 from stepwell.adapters.aiogram.calls import call_bot, pause_of
 from stepwell.adapters.aiogram.filters import filters_of
 from stepwell.adapters.aiogram.objects import bot_of_objects
 from stepwell.adapters.framework.conversations import UpdateConversation, check_flows
 from stepwell.adapters.framework.sending import MakeCall, make_call, sender
-from stepwell.errors import InvalidOption, UsageError
+from stepwell.errors import UsageError
 from stepwell.fsm import FSM
+from stepwell.options import check_instance
 
 __all__ = ["setup"]
 
@@ -49,12 +49,8 @@ def setup(dispatcher: Dispatcher, fsm: FSM, *, bot: Bot | None = None) -> None:
         async def register(message, ctx):
             ctx.start_flow(Registration)
     """
-    if not isinstance(dispatcher, Dispatcher):
-        raise InvalidOption(
-            f"setup(dispatcher, fsm) takes a Dispatcher, the root of all routers, got {quoted(dispatcher)}"
-        )
-    if not isinstance(fsm, FSM):
-        raise InvalidOption(f"setup(dispatcher, fsm) takes an FSM, got {quoted(fsm)}")
+    check_instance(dispatcher, Dispatcher, "setup(dispatcher, fsm) takes a Dispatcher, the root of all routers, got {}")
+    check_instance(fsm, FSM, "setup(dispatcher, fsm) takes an FSM, got {}")
     middlewares = dispatcher.update.outer_middleware
     if any(isinstance(each, _Conversations) for each in middlewares):
         raise UsageError("setup() was already called for this dispatcher; put all flows in one FSM(flows=[...])")

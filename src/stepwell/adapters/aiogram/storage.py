@@ -18,6 +18,7 @@ from stepwell.adapters.framework.states import place_of, state_name
 from stepwell.adapters.framework.storage import AdapterStorage
 from stepwell.codec import check_name
 from stepwell.errors import InvalidOption
+from stepwell.options import check_instance, check_number
 from stepwell.storage import Storage
 
 __all__ = ["StepwellIsolation", "StepwellStorage"]
@@ -50,8 +51,7 @@ class StepwellStorage(BaseStorage):
     async def set_state(self, key: StorageKey, state: StateType = None) -> None:
         name = state.state if isinstance(state, State) else state
         check_name("the state", name)
-        if name is not None and not isinstance(name, str):
-            raise InvalidOption(f"a state must be a State, its name, or None, got {quoted(name)}")
+        check_instance(name, str, "a state must be a State, its name, or None, got {}", optional=True)
         await self._records.set_place(*self._at(key), place_of(name), tags=tags_of(key))
 
     async def get_state(self, key: StorageKey) -> str | None:
@@ -102,8 +102,7 @@ class StepwellIsolation(BaseEventIsolation):
             raise InvalidOption(
                 f"lease must be above 0 and wait not negative, got lease={quoted(lease)}, wait={quoted(wait)}"
             )
-        if patience < 0:
-            raise InvalidOption(f"patience must not be negative, got {quoted(patience)}")
+        check_number(patience, "patience must not be negative, got {}", least=0)
         # Of this and the ``StepwellStorage``, the one that opened the storage closes it.
         self._storage = AdapterStorage(storage)
         self._records = _records_in(self._storage)

@@ -30,6 +30,7 @@ from stepwell.adapters.langgraph.threads import Thread, Threads
 from stepwell.adapters.langgraph.writers import Writers, remember
 from stepwell.codec.large import in_thread
 from stepwell.errors import InvalidOption
+from stepwell.options import check_choice
 from stepwell.record import Version
 from stepwell.storage import Storage
 from stepwell.storage.urls import as_storage
@@ -68,8 +69,7 @@ class StepwellSaver(BaseCheckpointSaver[str]):
         serde: SerializerProtocol | None = None,
     ) -> None:
         super().__init__(serde=serde)
-        if ownership not in ("fence", None):
-            raise InvalidOption(f'ownership must be "fence" or None, not {quoted(ownership)}')
+        check_choice(ownership, ("fence", None), 'ownership must be "fence" or None, not {}')
         self.storage: Storage = as_storage(storage)
         self.ownership: Literal["fence"] | None = ownership
         self.threads: Threads = Threads(self.storage, namespace, limit)

@@ -31,6 +31,7 @@ from stepwell._secrets import quoted
 from stepwell.adapters.langgraph.blocking import run_blocking
 from stepwell.codec import Seal, decode_key, encode_key, encode_namespace
 from stepwell.errors import InvalidOption, RecordReplaced, VersionChanged
+from stepwell.options import check_instance
 from stepwell.record import Address, Change, Stored, Version
 from stepwell.storage import Apply, Get, Guard, Query, Storage
 from stepwell.storage.urls import as_storage
@@ -110,8 +111,7 @@ class StepwellStore(BaseStore):
             return [*await self._search(op)]
         if isinstance(op, ListNamespacesOp):
             return await self._namespaces(op)
-        if not isinstance(op, PutOp):
-            raise InvalidOption(f"not an operation of a store: {quoted(op)}")
+        check_instance(op, PutOp, "not an operation of a store: {}")
         return None
 
     async def _get(self, op: GetOp) -> Item | None:

@@ -16,7 +16,6 @@ from typing import Any, TypeAlias
 from telegram import Update
 from telegram.ext import Application
 
-from stepwell._secrets import quoted
 from stepwell.adapters.framework.conversations import check_flows
 from stepwell.adapters.framework.retry import TEMPORARY
 from stepwell.adapters.ptb.confirmation import ConfirmingQueue, confirm_update
@@ -27,6 +26,7 @@ from stepwell.adapters.ptb.persistence import StepwellPersistence
 from stepwell.adapters.ptb.updates import updates_of
 from stepwell.errors import InvalidOption
 from stepwell.fsm import FSM
+from stepwell.options import check_instance
 
 __all__ = ["ClaimingApplication", "confirm_handled", "install", "setup"]
 
@@ -90,8 +90,7 @@ def setup(application: _Application, fsm: FSM) -> None:
         application.add_handler(MessageHandler(filters.TEXT, register))
         setup(application, fsm)
     """
-    if not isinstance(application, Application):
-        raise InvalidOption(f"setup(application, fsm) takes an Application, got {quoted(application)}")
+    check_instance(application, Application, "setup(application, fsm) takes an Application, got {}")
     add_conversations(application, fsm)
     _claim_updates(application)
 

@@ -12,13 +12,13 @@ from weakref import WeakKeyDictionary
 from telegram import Update
 from telegram.ext import Application, CallbackContext
 
-from stepwell._secrets import quoted
 from stepwell.adapters.framework.conversations import UpdateConversation
 from stepwell.adapters.framework.sending import make_call, sender
 from stepwell.adapters.ptb.calls import call_bot, pause_of
 from stepwell.adapters.ptb.objects import bot_of_objects
-from stepwell.errors import InvalidOption, UsageError
+from stepwell.errors import UsageError
 from stepwell.fsm import FSM, Context
+from stepwell.options import check_instance
 
 __all__ = ["ApplicationConversations", "add_conversations", "conversations_of", "current_context", "fsm_of"]
 
@@ -38,8 +38,7 @@ class _Current(NamedTuple):
 
 def add_conversations(application: _Application, fsm: FSM) -> None:
     """Let an application have conversations."""
-    if not isinstance(fsm, FSM):
-        raise InvalidOption(f"setup(application, fsm) takes an FSM, got {quoted(fsm)}")
+    check_instance(fsm, FSM, "setup(application, fsm) takes an FSM, got {}")
     if application in _conversations:
         raise UsageError("setup() was already called for this application; put all flows in one FSM(flows=[...])")
     _conversations[application] = ApplicationConversations(fsm)
@@ -59,8 +58,7 @@ def fsm_of(context: CallbackContext[Any, Any, Any, Any]) -> Context[Any]:
             ctx.update_data(name=update.message.text)
             ctx.transition("get_email")
     """
-    if not isinstance(context, CallbackContext):
-        raise InvalidOption(f"fsm_of(context) takes the second argument of a handler, got {quoted(context)}")
+    check_instance(context, CallbackContext, "fsm_of(context) takes the second argument of a handler, got {}")
     return current_context("fsm_of(context)")
 
 

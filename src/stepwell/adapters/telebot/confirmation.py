@@ -7,9 +7,8 @@ from typing import Any
 
 from telebot.async_telebot import AsyncTeleBot
 
-from stepwell._secrets import quoted
 from stepwell.adapters.framework.retry import TEMPORARY
-from stepwell.errors import InvalidOption
+from stepwell.options import check_instance
 
 __all__ = ["confirm_handled"]
 
@@ -29,11 +28,12 @@ def confirm_handled(bot: AsyncTeleBot) -> None:
         bot = AsyncTeleBot("42:token")
         confirm_handled(bot)
     """
-    if not isinstance(bot, AsyncTeleBot):
-        raise InvalidOption(
-            f"confirm_handled(bot) takes an AsyncTeleBot, got {quoted(bot)}; TeleBot(token, threaded=False) handles an "
-            "update before it confirms it"
-        )
+    check_instance(
+        bot,
+        AsyncTeleBot,
+        "confirm_handled(bot) takes an AsyncTeleBot, got {}; TeleBot(token, threaded=False) handles an update before "
+        "it confirms it",
+    )
     # Not typed in telebot.
     methods: Any = bot
     get_updates, process = methods.get_updates, methods.process_new_updates

@@ -18,7 +18,6 @@ from telebot.async_telebot import AsyncTeleBot
 
 from stepwell._portal import call as call_in_thread
 from stepwell._portal import sync
-from stepwell._secrets import quoted
 from stepwell.adapters.framework.conversations import UpdateConversation, check_flows
 from stepwell.adapters.framework.retry import TEMPORARY
 from stepwell.adapters.framework.sending import MakeCall, make_call, sender
@@ -27,8 +26,9 @@ from stepwell.adapters.telebot.calls import async_call_bot, call_bot, pause_of
 from stepwell.adapters.telebot.current import HandledEvent, remember, update_of
 from stepwell.adapters.telebot.order import KeyOrder
 from stepwell.codec import encode_key
-from stepwell.errors import InvalidOption, UsageError
+from stepwell.errors import UsageError
 from stepwell.fsm import FSM, Update
+from stepwell.options import check_instance
 
 __all__ = ["BotConversations", "setup"]
 
@@ -56,10 +56,8 @@ def setup(bot: TeleBot | AsyncTeleBot, fsm: FSM) -> None:
         def register(message):
             fsm_of(message).start_flow(Registration)
     """
-    if not isinstance(bot, TeleBot | AsyncTeleBot):
-        raise InvalidOption(f"setup(bot, fsm) takes a TeleBot or an AsyncTeleBot, got {quoted(bot)}")
-    if not isinstance(fsm, FSM):
-        raise InvalidOption(f"setup(bot, fsm) takes an FSM, got {quoted(fsm)}")
+    check_instance(bot, TeleBot | AsyncTeleBot, "setup(bot, fsm) takes a TeleBot or an AsyncTeleBot, got {}")
+    check_instance(fsm, FSM, "setup(bot, fsm) takes an FSM, got {}")
     if hasattr(bot, _MARK):
         raise UsageError("setup() was already called for this bot; put all flows in one FSM(flows=[...])")
     # Not typed in telebot.

@@ -9,7 +9,7 @@ from stepwell._secrets import quoted
 from stepwell.adapters.framework.states import place_of, state_name
 from stepwell.codec import check_name
 from stepwell.codec.large import seal_data
-from stepwell.errors import InvalidOption
+from stepwell.options import check_instance
 from stepwell.record import Address, Change, Place, Stored
 from stepwell.storage import Apply, Get, Storage
 
@@ -123,12 +123,11 @@ def _id(value: Any) -> Any:
     return int(value) if isinstance(value, str) and value.removeprefix("-").isdecimal() else value
 
 
-def _place_of(state: object) -> Place:
+def _place_of(state: Any) -> Place:
     if type(state) is int:
         # No text has this place: one with a colon has a flow.
         return Place(None, f"int:{state}")
-    if state is not None and not isinstance(state, str):
-        raise InvalidOption(f"a state must be a State, its name, an int or None, not {quoted(state)}")
+    check_instance(state, str, "a state must be a State, its name, an int or None, not {}", optional=True)
     check_name("the state", state)
     return place_of(state)
 

@@ -11,9 +11,9 @@ from hashlib import blake2b
 from typing import Any, TypeAlias
 from urllib.parse import quote, unquote
 
-from stepwell._secrets import quoted
 from stepwell.codec.values import conform
-from stepwell.errors import EncodeError, InvalidOption, TooLarge
+from stepwell.errors import EncodeError, TooLarge
+from stepwell.options import check_whole
 from stepwell.slot import Json, Slot
 
 __all__ = ["REMEMBERED", "HandledUpdates", "remembered", "token_of"]
@@ -120,8 +120,7 @@ def _text(update_id: int | str) -> str:
     if isinstance(update_id, str):
         # Marked, so that "1" is not 1; quoted, so that no space, quote or backslash is in it.
         return "'" + quote(update_id, safe="", errors="surrogatepass")
-    if isinstance(update_id, bool) or not isinstance(update_id, int):
-        raise InvalidOption(f"an update's id must be an int or a str, not {quoted(update_id)}")
+    check_whole(update_id, "an update's id must be an int or a str, not {}")
     # Python raises ValueError for the decimal form of a very large int.
     return str(update_id) if -_LARGE < update_id < _LARGE else hex(update_id)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption, UsageError
+from stepwell.options import check_choice, check_instance
 from stepwell.storage.state_storage import default_storage, is_configured
 from stepwell.storage.urls import as_storage
 
@@ -87,12 +88,9 @@ def storage_of(flow: BaseFlow, storage: Storage | str | None) -> Storage:
 
 def check_choices(if_exists: IfExists, on_cancel: OnCancel, on_park: OnPark) -> None:
     """Raise ``InvalidOption`` if an option of ``run`` is not one of its choices."""
-    if if_exists not in ("raise", "resume"):
-        raise InvalidOption(f"if_exists={quoted(if_exists)}: choose 'raise' or 'resume'")
-    if on_cancel not in ("interrupt", "cancel"):
-        raise InvalidOption(f"on_cancel={quoted(on_cancel)}: choose 'interrupt' or 'cancel'")
-    if on_park not in ("raise", "return"):
-        raise InvalidOption(f"on_park={quoted(on_park)}: choose 'raise' or 'return'")
+    check_choice(if_exists, ("raise", "resume"), "if_exists={}: choose 'raise' or 'resume'")
+    check_choice(on_cancel, ("interrupt", "cancel"), "on_cancel={}: choose 'interrupt' or 'cancel'")
+    check_choice(on_park, ("raise", "return"), "on_park={}: choose 'raise' or 'return'")
 
 
 def check_unkept(if_exists: IfExists, keep: Retention | None, on_cancel: OnCancel, on_park: OnPark) -> None:
@@ -118,8 +116,7 @@ def checked_params(params: Mapping[str, Any] | None, *, stored: bool = True) -> 
     """
     if params is None:
         return {}
-    if not isinstance(params, Mapping):
-        raise InvalidOption(f"params={quoted(params)}: give a dict, or None")
+    check_instance(params, Mapping, "params={}: give a dict, or None")
     if stored and (wrong := [name for name in params if not isinstance(name, str)]):
         raise InvalidOption(f"params has the key {quoted(wrong[0])}: give names as keys")
     return params

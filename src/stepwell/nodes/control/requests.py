@@ -32,6 +32,7 @@ from stepwell.nodes.run import lease, mail, monitor, waits
 from stepwell.nodes.run.ids import WaitId, flow_of_wait
 from stepwell.nodes.run.notices import wake_waiters, wake_workers
 from stepwell.nodes.run.table import FORMER, GRAPH, MAIL, flow_index, table_of, unpack
+from stepwell.options import check_choice, check_instance, check_text, check_whole
 from stepwell.record import RUNS, Place, Queue, Range, Stored
 from stepwell.slot import Slot
 from stepwell.storage import Storage
@@ -110,8 +111,7 @@ async def _has_answer(storage: Storage, flow_id: str, wait_id: str) -> bool:
 
 async def signal(flow: BaseFlow, flow_id: str, name: str, value: Any, *, storage: Storage) -> None:
     """Store a signal for a run, which the next wait for it takes."""
-    if not isinstance(name, str) or not name:
-        raise InvalidOption(f"name={quoted(name)}: give the name of a signal")
+    check_text(name, "name={}: give the name of a signal")
     check_name("the signal", name)
 
     async def message_of(place: Place, table: dict[str, Any]) -> Mapping[str, Any] | None:
@@ -143,8 +143,7 @@ def _check_signal(flow: BaseFlow, name: str, awaited: Collection[str]) -> None:
 
 async def cancel(flow: BaseFlow, flow_id: str, reason: str | None, *, storage: Storage) -> None:
     """Cancel a run, and return when it has ended as cancelled; raise ``RunFinished`` if it finished before."""
-    if reason is not None and not isinstance(reason, str):
-        raise InvalidOption(f"reason={quoted(reason)}: give a text, or None")
+    check_instance(reason, str, "reason={}: give a text, or None", optional=True)
 
     async def message_of(place: Place, table: dict[str, Any]) -> Mapping[str, Any] | None:
         _check_flow(flow, flow_id, place, "cancelled")
@@ -216,14 +215,11 @@ async def retry(
     flow: BaseFlow, flow_ids: Iterable[str] | None, status: Retried, limit: int | None, *, storage: Storage
 ) -> int:
     """Put failed, stuck or paused runs into their queue again, and return how many."""
-    if status not in get_args(Retried):
-        raise InvalidOption(f"status={quoted(status)}: choose 'failed', 'stuck' or 'paused'")
-    if limit is not None and (type(limit) is not int or limit < 0):
-        raise InvalidOption(f"limit={quoted(limit)}: give a whole number, or None")
+    check_choice(status, get_args(Retried), "status={}: choose 'failed', 'stuck' or 'paused'")
+    check_whole(limit, "limit={}: give a whole number, or None", least=0, optional=True)
     if isinstance(flow_ids, str):
         flow_ids = [flow_ids]
-    if flow_ids is not None and not isinstance(flow_ids, Iterable):
-        raise InvalidOption(f"flow_ids={quoted(flow_ids)}: give a list of ids, one id, or None")
+    check_instance(flow_ids, Iterable, "flow_ids={}: give a list of ids, one id, or None", optional=True)
     retried = 0
     if flow_ids is not None:
         flow_ids = list(flow_ids)

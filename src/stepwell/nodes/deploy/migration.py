@@ -13,6 +13,7 @@ from stepwell.nodes.deploy.position import Position, branch_of
 from stepwell.nodes.run.monitor import OpenWait, Progress, progress_of, waits_of
 from stepwell.nodes.run.parts import is_inside
 from stepwell.nodes.run.table import Status
+from stepwell.options import check_whole
 
 if TYPE_CHECKING:
     from stepwell.nodes.run.journal import Journal
@@ -64,10 +65,12 @@ Migrate = Callable[[StoredRun], None]
 
 def check_deploy_options(revision: object, migrate: object, renamed: Mapping[str, str] | None) -> None:
     """Raise ``InvalidOption`` unless these can be options of a flow."""
-    if type(revision) is not int or not 1 <= revision <= MOST_REVISIONS:
-        raise InvalidOption(
-            f"revision={quoted(revision)}: give a whole number from 1 to {MOST_REVISIONS}, and increase it by 1"
-        )
+    check_whole(
+        revision,
+        f"revision={{}}: give a whole number from 1 to {MOST_REVISIONS}, and increase it by 1",
+        least=1,
+        most=MOST_REVISIONS,
+    )
     if migrate is not None:
         if not callable(migrate) or inspect.iscoroutinefunction(migrate):
             raise InvalidOption(f"migrate={quoted(migrate)}: give a def function that takes the run")

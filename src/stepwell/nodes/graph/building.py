@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
 from stepwell._secrets import quoted
-from stepwell.errors import InvalidAction, InvalidGraph, InvalidOption, UnknownAction
+from stepwell.errors import InvalidAction, InvalidGraph, UnknownAction
 from stepwell.nodes.graph.base import END, BaseNode, End, add_edge, check_edge
 from stepwell.nodes.graph.base_flow import BaseFlow, apply_updates, is_pair
 from stepwell.nodes.graph.diagram import mermaid
 from stepwell.nodes.graph.plan import Stage, program_of, reach
 from stepwell.nodes.walk.runner import run_nested_durable
+from stepwell.options import check_choice
 
 if TYPE_CHECKING:
     from stepwell.nodes.graph.plan import Build, Strategy
@@ -37,10 +38,11 @@ class NodeGraph(BaseFlow):
 
     def __init__(self, name: str | None, on_unknown_action: OnUnknownAction) -> None:
         super().__init__(name=name)
-        if on_unknown_action not in get_args(OnUnknownAction):
-            raise InvalidOption(
-                f"on_unknown_action={quoted(on_unknown_action)}: choose one of 'raise', 'end' and 'default'"
-            )
+        check_choice(
+            on_unknown_action,
+            get_args(OnUnknownAction),
+            "on_unknown_action={}: choose one of 'raise', 'end' and 'default'",
+        )
         self.on_unknown_action: OnUnknownAction = on_unknown_action
         self._start: BaseNode | None = None
         self._added: dict[int, BaseNode] = {}

@@ -21,7 +21,6 @@ from stepwell.codec.large import open_data
 from stepwell.errors import (
     AlreadyHeld,
     Busy,
-    InvalidOption,
     LeaseLost,
     RecordExists,
     RunBusy,
@@ -32,6 +31,7 @@ from stepwell.errors import (
 from stepwell.nodes.run import lease
 from stepwell.nodes.run.notices import wake_workers
 from stepwell.nodes.run.table import flow_index, table_of
+from stepwell.options import check
 from stepwell.record import PARTITIONS, RUNS, Address, Change, Queue, Stored
 from stepwell.slot import Slot
 from stepwell.storage.operations import Apply, Get, Guard
@@ -59,8 +59,11 @@ AT_ONCE = 200
 
 def encode(partition: str | int) -> str:
     """Return a partition as text; raise ``InvalidOption`` unless it is a non-empty str or an int."""
-    if type(partition) is not int and not (isinstance(partition, str) and partition):
-        raise InvalidOption(f"partition={quoted(partition)}: give a non-empty str or an int, or None")
+    check(
+        type(partition) is int or (isinstance(partition, str) and partition),
+        "partition={}: give a non-empty str or an int, or None",
+        partition,
+    )
     check_name("the partition", partition)
     return encode_key(partition)
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from stepwell._secrets import quoted
 from stepwell.codec.large import seal_data
-from stepwell.errors import EncodeError, InvalidOption, RecordExists, RunExists, Unstorable
+from stepwell.errors import EncodeError, RecordExists, RunExists, Unstorable
 from stepwell.nodes.graph.plan import program_of
 from stepwell.nodes.queue import partitions
 from stepwell.nodes.queue.children import Parent, tag_of
 from stepwell.nodes.run.ids import check_flow_id, new_flow_id
 from stepwell.nodes.run.notices import wake_workers
 from stepwell.nodes.run.table import PARAMS, Retention, flow_index, run_head, table_of
+from stepwell.options import check_number, check_whole
 from stepwell.record import DAY, KEEP, NOTHING, RUNS, Change, Place, Queue
 from stepwell.slot import Slot
 from stepwell.storage.operations import Apply, Get, Guard
@@ -101,10 +101,13 @@ def kept_child(keep: Retention) -> Retention:
 
 
 def _check(after: object, priority: object) -> None:
-    if after is not None and not (isinstance(after, int | float) and 0 <= after < float("inf")):
-        raise InvalidOption(f"after={quoted(after)}: give a number of seconds, or None")
-    if type(priority) is not int or not -(1 << 31) <= priority < 1 << 31:
-        raise InvalidOption(f"priority={quoted(priority)}: give an int of at most 32 bits; higher ones are taken first")
+    check_number(after, "after={}: give a number of seconds, or None", least=0, optional=True, finite=True)
+    check_whole(
+        priority,
+        "priority={}: give an int of at most 32 bits; higher ones are taken first",
+        least=-(1 << 31),
+        most=(1 << 31) - 1,
+    )
 
 
 async def _check_same(storage: Storage, slot: Slot, flow_id: str, title: str) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import secrets
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption
+from stepwell.options import check_instance, check_text
 
 __all__ = ["WaitId", "check_flow_id", "flow_of_wait", "new_flow_id"]
 
@@ -26,10 +27,9 @@ def new_flow_id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(8)}"
 
 
-def check_flow_id(flow_id: object) -> None:
+def check_flow_id(flow_id: Any) -> None:
     """Raise ``InvalidOption`` unless a new run may have this id."""
-    if not isinstance(flow_id, str) or not flow_id:
-        raise InvalidOption(f"flow_id={quoted(flow_id)}: give a non-empty string, or leave it out for a new id")
+    check_text(flow_id, "flow_id={}: give a non-empty string, or leave it out for a new id")
     if flow_of_wait(flow_id) is not None:
         raise InvalidOption(f"flow_id={quoted(flow_id)} is the id of a wait; give the run another id")
 
@@ -74,8 +74,7 @@ def flow_of_wait(given: str) -> str | None:
 
     Raises ``InvalidOption`` if it is not a text.
     """
-    if not isinstance(given, str):
-        raise InvalidOption(f"flow_id={quoted(given)}: give a non-empty string")
+    check_instance(given, str, "flow_id={}: give a non-empty string")
     match = _WAIT.fullmatch(given)
     if match is None:
         return None

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from stepwell._secrets import quoted
-from stepwell.errors import InvalidOption
 from stepwell.nodes.run.table import Retention, end_timers, set_table, table_of
+from stepwell.options import check_text
 from stepwell.record import DAY, RUNS, Address, Queue, Stored
 from stepwell.slot import Slot
 from stepwell.storage.operations import Claim, Get, Release
@@ -23,8 +22,7 @@ LEASE: float = 10.0
 
 def hold(storage: Storage, flow_id: str, *, wait: float) -> Slot:
     """Return the slot of a run, which one task holds at a time."""
-    if not isinstance(flow_id, str) or not flow_id:
-        raise InvalidOption(f"flow_id={quoted(flow_id)}: give a non-empty string")
+    check_text(flow_id, "flow_id={}: give a non-empty string")
     return Slot(storage, RUNS, flow_id, wait=wait, lease=LEASE)
 
 

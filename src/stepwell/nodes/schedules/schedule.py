@@ -12,6 +12,7 @@ from stepwell.nodes.graph.base_flow import BaseFlow
 from stepwell.nodes.schedules import stored
 from stepwell.nodes.schedules.stored import ScheduleStatus
 from stepwell.nodes.schedules.ticks import Missed, Timing
+from stepwell.options import check_choice, check_instance
 from stepwell.record import SCHEDULES
 from stepwell.storage.state_storage import default_storage
 from stepwell.storage.urls import as_storage
@@ -37,8 +38,7 @@ class Schedule:
     ) -> None:
         timing.check()
         _check_missed(missed)
-        if not isinstance(flow, BaseFlow):
-            raise InvalidOption(f"every() and cron() run flows, not {quoted(flow)}: give a NodeFlow")
+        check_instance(flow, BaseFlow, "every() and cron() run flows, not {}: give a NodeFlow")
         self.flow: NodeFlow = flow
         self.timing: Timing = timing
         self.name: str = flow._title() if name is None else name
@@ -138,8 +138,7 @@ class Schedules:
 
     async def add(self, schedule: Schedule) -> None:
         """Add a schedule, or replace the one of the same name. Workers that have its flow run it."""
-        if not isinstance(schedule, Schedule):
-            raise InvalidOption(f"add() takes a schedule, not {quoted(schedule)}: give every(...) or cron(...)")
+        check_instance(schedule, Schedule, "add() takes a schedule, not {}: give every(...) or cron(...)")
         await schedule.declare(self.storage, replace=True)
 
     async def pause(self, name: str) -> None:
@@ -202,5 +201,4 @@ def _checked_shared(shared: object) -> dict[str, Any]:
 
 
 def _check_missed(missed: object) -> None:
-    if missed not in get_args(Missed):
-        raise InvalidOption(f"missed={quoted(missed)}: choose 'skip', 'once' or 'all'")
+    check_choice(missed, get_args(Missed), "missed={}: choose 'skip', 'once' or 'all'")

@@ -15,6 +15,7 @@ from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption, NodeTimeout, Parked
 from stepwell.nodes.graph.hooks import call_hook, is_async
 from stepwell.nodes.walk.threads import in_thread
+from stepwell.options import check_number, check_whole
 
 if TYPE_CHECKING:
     from stepwell.nodes.graph.plan import Stage
@@ -45,16 +46,13 @@ class ExecPolicy:
     inline: bool
 
     def __post_init__(self) -> None:
-        if not isinstance(self.max_retries, int) or isinstance(self.max_retries, bool) or self.max_retries < 1:
-            raise InvalidOption(
-                f"max_retries={quoted(self.max_retries)}: it counts all attempts, so give a whole number of at least 1"
-            )
+        check_whole(
+            self.max_retries, "max_retries={}: it counts all attempts, so give a whole number of at least 1", least=1
+        )
         for name, least in (("wait", 0), ("backoff", 1), ("jitter", 0)):
             value = getattr(self, name)
-            if not isinstance(value, int | float) or isinstance(value, bool) or not value >= least:
-                raise InvalidOption(f"{name}={quoted(value)}: give a number of at least {least}")
-        if self.timeout is not None and (not isinstance(self.timeout, int | float) or not self.timeout > 0):
-            raise InvalidOption(f"timeout={quoted(self.timeout)}: give seconds above 0, or None")
+            check_number(value, f"{name}={{}}: give a number of at least {least}", least=least)
+        check_number(self.timeout, "timeout={}: give seconds above 0, or None", above=0, optional=True)
         kinds = self.retry_on if isinstance(self.retry_on, tuple) else (self.retry_on,)
         if not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds):
             raise InvalidOption(f"retry_on={quoted(self.retry_on)}: give an exception class or a tuple of them")

@@ -6,11 +6,11 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from stepwell._secrets import quoted
-from stepwell.errors import InvalidOption, TooManySteps
+from stepwell.errors import TooManySteps
 from stepwell.nodes.run.ids import new_flow_id
 from stepwell.nodes.walk.cursor import Cursor
 from stepwell.nodes.walk.workgroup import group_of, left_by_task_group, past_cancellations
+from stepwell.options import check_whole
 
 if TYPE_CHECKING:
     from stepwell.errors import Parked
@@ -163,5 +163,4 @@ class Limiter:
 
 def check_concurrency(concurrency: object) -> None:
     """Raise ``InvalidOption`` unless this is a whole number of at least 1."""
-    if not isinstance(concurrency, int) or isinstance(concurrency, bool) or concurrency < 1:
-        raise InvalidOption(f"concurrency={quoted(concurrency)}: give a whole number of at least 1")
+    check_whole(concurrency, "concurrency={}: give a whole number of at least 1", least=1)

@@ -10,10 +10,11 @@ from typing import Any, Literal, NoReturn, get_args
 
 from stepwell._secrets import quoted
 from stepwell.codec.types import register_shape
-from stepwell.errors import InvalidOption, KeptError, NodeExited, WorkCancelled
+from stepwell.errors import KeptError, NodeExited, WorkCancelled
 from stepwell.nodes.run.error_text import message_of
 from stepwell.nodes.walk.threads import ExecutorFailed
 from stepwell.nodes.walk.workgroup import WorkGroup
+from stepwell.options import check_choice
 
 __all__ = [
     "Failed",
@@ -126,8 +127,9 @@ async def together(works: Iterable[Coroutine[Any, Any, None]], failures: Sequenc
 
 def check_on_error(on_error: object) -> None:
     """Raise ``InvalidOption`` unless this is one of the policies."""
-    if on_error not in get_args(OnError):
-        raise InvalidOption(f"on_error={quoted(on_error)}: choose one of {', '.join(map(quoted, get_args(OnError)))}")
+    check_choice(
+        on_error, get_args(OnError), f"on_error={{}}: choose one of {', '.join(map(quoted, get_args(OnError)))}"
+    )
 
 
 def attach(error: BaseException, others: Sequence[BaseException]) -> None:

@@ -12,6 +12,7 @@ from stepwell._secrets import quoted
 from stepwell.codec import Seal, address_of, check_name, encode_key, encode_namespace
 from stepwell.codec.large import open_data, seal_data
 from stepwell.errors import CorruptRecord, InvalidOption, KeyMissing, RecordExists, StepwellError, VersionChanged
+from stepwell.options import check_instance
 from stepwell.record import (
     INBOX,
     KEEP,
@@ -85,8 +86,7 @@ class Facade(ABC):
             )
         if ttl is not None and ttl is not KEEP and not (isinstance(ttl, int | float) and ttl > 0):
             raise InvalidOption(f"ttl must be a positive number of seconds or None, not {quoted(ttl)}")
-        if limits is not None and not isinstance(limits, Limits):
-            raise InvalidOption(f"limits must be a Limits(...), not {quoted(limits)}")
+        check_instance(limits, Limits, "limits must be a Limits(...), not {}", optional=True)
         namespace = encode_namespace(bot, self.limits)
         if ttl is None:
             self._ttls.pop(namespace, None)
@@ -107,8 +107,7 @@ class Facade(ABC):
 
     async def set_state(self, bot: str, key: Any, state: State) -> None:
         """Create or replace the whole record."""
-        if not isinstance(state, State):
-            raise InvalidOption(f"set_state() takes a State(flow, state, data), not {type(state).__name__}")
+        check_instance(state, State, "set_state() takes a State(flow, state, data), not {type}")
         address = self.address(bot, key)
         head = self.seal(address).head(Place(_name(state.flow), _name(state.state)))
         expiry = self._ttls.get(address.namespace)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, cast
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from stepwell._optional import require
-from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption, StepwellError, StorageError, StorageFull, StorageUnavailable
+from stepwell.options import check_number
 from stepwell.storage.transport.timeout import CallTimeout
 from stepwell.storage.urls import check_url
 
@@ -65,8 +65,7 @@ class Options:
     def __post_init__(self) -> None:
         for name in ("timeout", "connect_timeout"):
             value = getattr(self, name)
-            if not value > 0:
-                raise InvalidOption(f"{name} must be a positive number of seconds, not {quoted(value)}")
+            check_number(value, f"{name} must be a positive number of seconds, not {{}}", above=0)
 
     @property
     def lock_timeout(self) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
 from stepwell._secrets import quoted
 from stepwell.codec.json import to_msgpack
 from stepwell.errors import InvalidOption, NotReplicated, StorageClosed, StorageError, StorageUnavailable
+from stepwell.options import check_choice, check_number, check_whole
 from stepwell.record import Address, Limits
 from stepwell.storage.contract import Storage
 from stepwell.storage.listing import ANY, Any_, Beside, Due, Page, Query, Swept
@@ -106,14 +107,10 @@ class RedisStorage(Storage):
         super().__init__(limits=limits, clock=clock, ids=ids, sweep_every=sweep_every, patience=patience)
         if not prefix or not prefix.isprintable() or "{" in prefix or "}" in prefix or len(prefix) > 64:
             raise InvalidOption(f"prefix is 1 to 64 printable characters without braces, not {quoted(prefix)}")
-        if durability not in ("fast", "wait"):
-            raise InvalidOption(f"durability is 'fast' or 'wait', not {quoted(durability)}")
-        if not timeout > 0:
-            raise InvalidOption(f"timeout is a positive number of seconds, not {quoted(timeout)}")
-        if replicas not in ("none", "scan"):
-            raise InvalidOption(f"replicas is 'none' or 'scan', not {quoted(replicas)}")
-        if wait_for < 1:
-            raise InvalidOption(f"wait_for is a positive number of replicas, not {quoted(wait_for)}")
+        check_choice(durability, ("fast", "wait"), "durability is 'fast' or 'wait', not {}")
+        check_number(timeout, "timeout is a positive number of seconds, not {}", above=0)
+        check_choice(replicas, ("none", "scan"), "replicas is 'none' or 'scan', not {}")
+        check_whole(wait_for, "wait_for is a positive number of replicas, not {}", least=1)
         check_patience(patience, timeout)
         configs, cluster = configs_of_client(client)
         configs = [config._replace(copies=wait_for) for config in configs]

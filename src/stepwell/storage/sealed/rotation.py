@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepwell.codec import encode_namespace
-from stepwell.errors import Conflict, InvalidOption, StoredDataError, Unsupported
+from stepwell.errors import Conflict, StoredDataError, Unsupported
+from stepwell.options import check_instance
 from stepwell.record import (
     KEEP,
     Address,
@@ -76,8 +77,7 @@ async def rotate_keys(
 
     It does not find memos of cleared records. They are kept for a day, so keep the old key for a day after it.
     """
-    if not isinstance(storage, SealedStorage):
-        raise InvalidOption(f"rotate_keys() takes a SealedStorage, not {type(storage).__name__}")
+    check_instance(storage, SealedStorage, "rotate_keys() takes a SealedStorage, not {type}")
     await storage.open()
     inner = storage.inner
     bots: Collection[str] = ()

@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption, StepwellError, StorageClosed
+from stepwell.options import check_choice
 from stepwell.record import Address, Limits, Stored
 from stepwell.storage.contract import Storage
 from stepwell.storage.listing import ANY, Any_, Beside, Due, Page, Query, StateCount, Swept
@@ -68,8 +69,7 @@ class SQLiteStorage(Storage):
         patience: float = 10.0,
     ) -> None:
         super().__init__(limits=limits, clock=clock, ids=ids, sweep_every=sweep_every, patience=patience)
-        if synchronous not in ("FULL", "NORMAL"):
-            raise InvalidOption(f"synchronous is 'FULL' or 'NORMAL', not {quoted(synchronous)}")
+        check_choice(synchronous, ("FULL", "NORMAL"), "synchronous is 'FULL' or 'NORMAL', not {}")
         if not path:
             raise InvalidOption("an SQLite storage needs the path of its file, or ':memory:'")
         # Absolute, so that it stays the same file if the program changes its working directory.
