@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from stepwell.botapi.errors import NotPossible
-from stepwell.botapi.http.app import make_app, make_direct
+from stepwell.botapi.http.app import make_app
 from stepwell.botapi.http.serving import HTTPServer, allowed_hosts, netloc
 from stepwell.botapi.http.webhook import Webhooks
 from stepwell.botapi.methods import perform
@@ -52,7 +52,7 @@ class BotAPI:
         self.webhooks: Webhooks = Webhooks(self.world, self._perform, outside=outside, pause=webhook_pause)
         #: The ASGI application, to serve it elsewhere.
         self.app: Any = make_app(self.world, self.webhooks, self._hosts)
-        self._serving = HTTPServer(self.app, name="bot-api", direct=make_direct(self.world, self.webhooks, self._hosts))
+        self._serving = HTTPServer(self.app, name="bot-api")
 
     @property
     def url(self) -> str:

@@ -1,10 +1,13 @@
-"""One HTTP/1.1 connection: it sends a request and reads the response."""
+"""One HTTP/1.1 connection: it sends a request and reads the response. The only module that imports httptools."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
-from typing import NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, cast
+
+from stepwell._optional import require
+
+_httptools: Any = require("httptools", "bot")
 
 __all__ = ["HttpConnection", "Response", "UnusedConnection"]
 
@@ -26,10 +29,6 @@ class Response(NamedTuple):
     body: bytes
 
 
-#: Yields when it needs more bytes; returns the response, and whether the connection can be used again.
-_Parser: TypeAlias = Generator[None, None, tuple[Response, bool]]
-
-
 class HttpConnection(asyncio.Protocol):
     """One connection. It can be used again when the last response was read completely."""
 
@@ -43,11 +42,14 @@ class HttpConnection(asyncio.Protocol):
         self._lost: asyncio.Future[None] = loop.create_future()
         #: The request under way.
         self._waiter: asyncio.Future[Response] | None = None
-        self._parser: _Parser | None = None
-        self._buffer = bytearray()
-        #: Whether the response has begun.
+        self._parser: Any = _httptools.HttpResponseParser(self)
+        #: Whether the response has begun, and the bytes of its head that have arrived; ``None`` after the head.
         self._begun = False
-        self._ended = False
+        self._head: int | None = 0
+        self._body = bytearray()
+        self._retry_after = ""
+        #: Whether the response has a length, or ends with the connection.
+        self._has_length = False
         #: One timer for many requests: it is set again when it fires too early.
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -61,7 +63,6 @@ class HttpConnection(asyncio.Protocol):
         """
         assert self._transport is not None
         waiter = self._waiter = self._loop.create_future()
-        self._parser = self._parse()
         self.is_open = self._begun = False
         self._deadline = deadline
         if self._timer is None or self._timer_at > deadline:
@@ -87,19 +88,28 @@ class HttpConnection(asyncio.Protocol):
         self.is_open = True
 
     def data_received(self, data: bytes) -> None:
-        if self._parser is None:
+        if self._waiter is None:
             # Bytes that no request asked for would be taken for the next response.
             self.abort()
             return
         self._begun = True
-        self._buffer += data
-        self._advance()
+        try:
+            self._parser.feed_data(data)
+        except _httptools.HttpParserError as error:
+            self._fail(ValueError(f"the response is malformed: {error}"))
+            return
+        if self._head is not None:
+            self._head += len(data)
+            if self._head > MAX_HEAD:
+                self._fail(ValueError("the response has a head that is too long"))
+        elif len(self._body) > MAX_BODY:
+            self._fail(ValueError("the response is too large"))
 
     def eof_received(self) -> None:
         self.is_open = False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.is_open, self._ended = False, True
+        self.is_open = False
         if self._timer is not None:
             self._timer.cancel()
         if not self._lost.done():
@@ -108,29 +118,47 @@ class HttpConnection(asyncio.Protocol):
             self._fail(UnusedConnection())
         elif exc is not None:
             self._fail(exc)
+        elif self._head is None and not self._has_length:
+            self._respond()
         else:
-            # A body without a length ends here.
-            self._advance()
+            self._fail(EOFError())
+
+    # Called by the parser
+
+    def on_message_begin(self) -> None:
+        # After a complete response, this is one that no request asked for.
+        self.is_open = False
+        self._head, self._has_length, self._retry_after = 0, False, ""
+        self._body.clear()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        known = name.lower()
+        if known in (b"content-length", b"transfer-encoding"):
+            self._has_length = True
+        elif known == b"retry-after":
+            self._retry_after = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        self._head = None
+
+    def on_body(self, data: bytes) -> None:
+        self._body += data
+
+    def on_message_complete(self) -> None:
+        # Before the response, a server may send others with a status below 200.
+        if self._parser.get_status_code() >= 200:
+            self.is_open = self._parser.should_keep_alive()
+            self._respond()
 
     # Internal
 
-    def _advance(self) -> None:
-        """Continue to read the response."""
-        if self._parser is None:
-            return
-        try:
-            next(self._parser)
-        except StopIteration as done:
-            response, whole = done.value
-            waiter, self._waiter, self._parser = self._waiter, None, None
-            self.is_open = whole and not self._buffer and not self._ended
-            if waiter is not None and not waiter.done():
-                waiter.set_result(response)
-        except (EOFError, ValueError) as error:
-            self._fail(error)
+    def _respond(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(Response(self._parser.get_status_code(), self._retry_after, bytes(self._body)))
 
     def _fail(self, error: Exception) -> None:
-        waiter, self._waiter, self._parser = self._waiter, None, None
+        waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_exception(error)
 
@@ -148,85 +176,3 @@ class HttpConnection(asyncio.Protocol):
             self._set_timer()
         else:
             self._fail(TimeoutError())
-
-    def _parse(self) -> _Parser:
-        while True:
-            head = yield from self._until(b"\r\n\r\n")
-            first, _, headers = head.partition(b"\r\n")
-            version, _, rest = first.partition(b" ")
-            if not version.startswith(b"HTTP/1."):
-                raise ValueError("the server does not speak HTTP/1.1")
-            status = int(rest[:3])
-            if not 100 <= status < 200:
-                break
-        named: dict[bytes, bytes] = {}
-        for line in headers.split(b"\r\n"):
-            name, _, value = line.partition(b":")
-            named[name.lower()] = value.strip()
-        whole = version == b"HTTP/1.1" and named.get(b"connection", b"").lower() != b"close"
-        if b"transfer-encoding" in named:
-            if named[b"transfer-encoding"].lower() != b"chunked":
-                raise ValueError("the server uses an unsupported transfer encoding")
-            body = yield from self._chunks()
-        elif b"content-length" in named:
-            body = yield from self._exactly(_size(named[b"content-length"], 10))
-        else:
-            body, whole = (yield from self._to_end()), False
-        return Response(status, named.get(b"retry-after", b"").decode("latin-1"), body), whole
-
-    def _until(self, separator: bytes) -> Generator[None, None, bytes]:
-        buffer = self._buffer
-        while (at := buffer.find(separator)) < 0:
-            if len(buffer) > MAX_HEAD:
-                raise ValueError("the response has a line that is too long")
-            yield from self._more()
-        found = bytes(buffer[:at])
-        del buffer[: at + len(separator)]
-        return found
-
-    def _exactly(self, size: int) -> Generator[None, None, bytes]:
-        buffer = self._buffer
-        while len(buffer) < size:
-            yield from self._more()
-        found = bytes(buffer[:size])
-        del buffer[:size]
-        return found
-
-    def _to_end(self) -> Generator[None, None, bytes]:
-        while not self._ended:
-            if len(self._buffer) > MAX_BODY:
-                raise ValueError("the response is too large")
-            yield
-        return bytes(self._buffer)
-
-    def _chunks(self) -> Generator[None, None, bytes]:
-        body = bytearray()
-        while True:
-            line = yield from self._until(b"\r\n")
-            size = _size(line.partition(b";")[0].strip(), 16)
-            if not size:
-                break
-            if len(body) + size > MAX_BODY:
-                raise ValueError("the response is too large")
-            body += yield from self._exactly(size)
-            if (yield from self._exactly(2)) != b"\r\n":
-                raise ValueError("the response is malformed")
-        # Trailers end with an empty line.
-        while (yield from self._until(b"\r\n")):
-            pass
-        return bytes(body)
-
-    def _more(self) -> Generator[None, None, None]:
-        """Wait for more bytes. Raises ``EOFError`` if there will be none."""
-        if self._ended:
-            raise EOFError
-        yield
-
-
-def _size(digits: bytes, base: int) -> int:
-    if not digits.isalnum():
-        raise ValueError("the response has an invalid length")
-    size = int(digits, base)
-    if size > MAX_BODY:
-        raise ValueError("the response is too large")
-    return size

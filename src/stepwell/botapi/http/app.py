@@ -4,129 +4,100 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
-from http import HTTPStatus
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+from urllib.parse import parse_qsl
 
 from stepwell.botapi.errors import ConnectionCut, Refusal
 from stepwell.botapi.http.forms import read_body
-from stepwell.botapi.http.packages import ClientDisconnect, JSONResponse, Request, Response, Route, Starlette
-from stepwell.botapi.http.serving import CUT, Direct, PlainRequest
+from stepwell.botapi.http.serving import CUT
 from stepwell.botapi.http.webhook import Webhooks
 from stepwell.botapi.methods import perform
 from stepwell.botapi.world import Bot, World
 
-__all__ = ["make_app", "make_direct"]
+__all__ = ["make_app"]
 
 #: The largest request in bytes: Telegram's limit for files.
 MAX_REQUEST = 50 * 1024 * 1024
 
-
-#: A call of ``HTTPStatus`` takes longer.
-_PHRASES = {status.value: status.phrase for status in HTTPStatus}
-_METHOD_PATH = re.compile(r"/bot([^/?%]+)/(\w+)")
+_METHOD = re.compile(r"/bot([^/]+)/([^/]+)")
+_FILE = re.compile(r"/file/bot([^/]+)/[^/]+/([^/.]+)[^/]*")
 _to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
+_Receive: TypeAlias = Callable[[], Awaitable[dict[str, Any]]]
+_Send: TypeAlias = Callable[[dict[str, Any]], Awaitable[None]]
 
-def make_direct(world: World, webhooks: Webhooks, hosts: Callable[[], Iterable[str]]) -> Direct:
-    """Return the same as :func:`make_app` for plain method calls only."""
 
-    async def respond(request: PlainRequest) -> bytes | None:
-        path = _METHOD_PATH.fullmatch(request.target)
-        headers = request.headers
-        code, more = 200, ""
-        try:
-            if path is None:
-                raise Refusal(404, "Not Found")
-            bot = _bot_of(world, hosts, headers.get("host", ""), path[1])
-            params = read_body(headers.get("content-type", ""), request.body)
-            body = {"ok": True, "result": await perform(world, webhooks, bot, path[2], params)}
-        except Refusal as refusal:
-            code, body = refusal.code, refusal.json()
-            more = "".join(f"{name}: {value}\r\n" for name, value in _headers(refusal).items())
-        except ConnectionCut:
-            return None
-        content = _to_json(body).encode()
-        head = (
-            f"HTTP/1.1 {code} {_PHRASES.get(code, '')}\r\ncontent-type: application/json\r\n{more}"
-            f"content-length: {len(content)}\r\n\r\n"
-        )
-        return head.encode() + content
+class _Reply(NamedTuple):
+    """A response."""
 
-    return respond
+    body: bytes
+    status: int = 200
+    headers: Mapping[str, str] = {"content-type": "application/json"}
+
+
+#: Never with its own media type: a browser must not run it.
+_OF_FILES = {
+    "content-type": "application/octet-stream",
+    "x-content-type-options": "nosniff",
+    "content-disposition": "attachment",
+}
 
 
 def make_app(world: World, webhooks: Webhooks, hosts: Callable[[], Iterable[str]]) -> Any:
     """Return an ASGI application that accepts only these Host headers, against DNS rebinding."""
 
-    def checked(request: Request) -> Bot:
-        return _bot_of(world, hosts, request.headers.get("host", ""), request.path_params["token"])
-
-    async def method(request: Request) -> Response:
-        try:
-            bot = checked(request)
-            body = await _body_of(request)
-            if body is None:
-                raise Refusal(413, "Request Entity Too Large")
-            params = read_body(request.headers.get("content-type", ""), body, dict(request.query_params))
-            result = await perform(world, webhooks, bot, request.path_params["method"], params)
-        except Refusal as refusal:
-            return _refused(refusal)
-        except ConnectionCut:
-            return _Cut()
-        return JSONResponse({"ok": True, "result": result})
-
-    async def file(request: Request) -> Response:
-        try:
-            checked(request)
-            found = world.files.get(request.path_params["file_id"].partition(".")[0])
+    async def reply(scope: Mapping[str, Any], receive: _Receive) -> _Reply:
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        if scope["method"] == "GET" and (file := _FILE.fullmatch(path)):
+            _bot_of(world, hosts, headers, file[1])
+            found = world.files.get(file[2])
             if found is None:
                 raise Refusal(404, "Not Found")
+            return _Reply(found.content, headers=_OF_FILES)
+        call = _METHOD.fullmatch(path)
+        if call is None or scope["method"] not in ("GET", "POST"):
+            raise Refusal(404, "Not Found")
+        bot = _bot_of(world, hosts, headers, call[1])
+        body = await _body_of(receive)
+        query = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
+        params = read_body(headers.get("content-type", ""), body, query)
+        result = await perform(world, webhooks, bot, call[2], params)
+        return _Reply(_to_json({"ok": True, "result": result}).encode())
+
+    async def app(scope: Mapping[str, Any], receive: _Receive, send: _Send) -> None:
+        if scope["type"] != "http":
+            raise NotImplementedError("the local Bot API serves HTTP only")
+        try:
+            response = await reply(scope, receive)
         except Refusal as refusal:
-            return _refused(refusal)
-        # Never with its own media type: a browser must not run it.
-        return Response(
-            found.content,
-            media_type="application/octet-stream",
-            headers={"X-Content-Type-Options": "nosniff", "Content-Disposition": "attachment"},
-        )
+            response = _refused(refusal)
+        except ConnectionCut:
+            scope["state"][CUT]()
+            return
+        headers = {**response.headers, "content-length": str(len(response.body))}
+        pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": response.status, "headers": pairs})
+        await send({"type": "http.response.body", "body": response.body})
 
-    async def nothing(request: Request) -> Response:
-        return _refused(Refusal(404, "Not Found"))
-
-    return Starlette(
-        routes=[
-            Route("/bot{token}/{method}", method, methods=["GET", "POST"]),
-            Route("/file/bot{token}/{kind}/{file_id}", file, methods=["GET"]),
-            Route("/{path:path}", nothing, methods=["GET", "POST"]),
-        ]
-    )
+    return app
 
 
-class _Cut(Response):
-    """Closes the connection instead of responding."""
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        scope["state"][CUT]()
-        while (await receive())["type"] != "http.disconnect":
-            pass
-
-
-async def _body_of(request: Request) -> bytes | None:
-    """Return the body of a request; ``None`` if it is too large or the client disconnected."""
+async def _body_of(receive: _Receive) -> bytes:
     body = bytearray()
-    try:
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > MAX_REQUEST:
-                return None
-    except ClientDisconnect:
-        return None
-    return bytes(body)
+    while True:
+        message = await receive()
+        # A client that has disconnected gets no response.
+        body += message.get("body", b"")
+        if len(body) > MAX_REQUEST:
+            raise Refusal(413, "Request Entity Too Large")
+        if not message.get("more_body"):
+            return bytes(body)
 
 
-def _bot_of(world: World, hosts: Callable[[], Iterable[str]], host: str, token: str) -> Bot:
-    if host not in hosts():
+def _bot_of(world: World, hosts: Callable[[], Iterable[str]], headers: Mapping[str, str], token: str) -> Bot:
+    if headers.get("host", "") not in hosts():
         raise Refusal(403, "Forbidden: this host name is not allowed here")
     bot = world.bots.get(token)
     if bot is None:
@@ -136,10 +107,7 @@ def _bot_of(world: World, hosts: Callable[[], Iterable[str]], host: str, token: 
     return bot
 
 
-def _refused(refusal: Refusal) -> Response:
-    return JSONResponse(refusal.json(), status_code=refusal.code, headers=_headers(refusal))
-
-
-def _headers(refusal: Refusal) -> dict[str, str]:
+def _refused(refusal: Refusal) -> _Reply:
     retry = refusal.parameters.get("retry_after")
-    return {"Retry-After": str(retry)} if retry is not None else {}
+    more = {} if retry is None else {"retry-after": str(retry)}
+    return _Reply(_to_json(refusal.json()).encode(), refusal.code, {"content-type": "application/json", **more})

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache, partial
-from typing import Any, NamedTuple, TypeAlias
+from functools import cache
+from typing import Any
 
 from stepwell.botapi.errors import NotPossible
-from stepwell.botapi.http.packages import H11Protocol, h11, uvicorn
+from stepwell.botapi.http.packages import HttpToolsProtocol, uvicorn
 
-__all__ = ["CUT", "Direct", "HTTPServer", "PlainRequest", "allowed_hosts", "netloc"]
+__all__ = ["CUT", "HTTPServer", "allowed_hosts", "netloc"]
 
 #: The name in the state of a request of a function that closes the connection immediately.
 CUT = "botapi.cut"
@@ -22,47 +21,7 @@ REQUEST_TIMEOUT = 30.0
 #: Seconds after which an idle connection is closed. A request that arrives at that moment is lost, and clients do not
 #: retry a POST. This is longer than clients keep idle connections: httpx 5 s, aiohttp 15 s.
 KEEP_ALIVE = 75
-_IDLE = (h11.IDLE, h11.IDLE)
 _LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
-
-_FAILED = b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\n\r\n"
-#: Without a query and without percent-encoding.
-_PLAIN = re.compile(rb"POST (/[!-$&->@-~]*) HTTP/1\.1\r\n((?:[!-9;-~]+:[\t -~]*\r\n)+)\r\n")
-_NOT_PLAIN = frozenset({"transfer-encoding", "expect", "upgrade", "trailer"})
-
-
-class PlainRequest(NamedTuple):
-    """A POST request that arrived in one piece."""
-
-    target: str
-    #: By their names in lower case.
-    headers: dict[str, str]
-    body: bytes
-
-
-#: Returns the whole response as bytes; ``None`` closes the connection.
-Direct: TypeAlias = Callable[[PlainRequest], Awaitable[bytes | None]]
-
-
-def read_plain(data: bytes) -> PlainRequest | None:
-    """Return the request if these bytes are exactly one plain request, which needs no HTTP parser."""
-    found = _PLAIN.match(data)
-    if found is None:
-        return None
-    lines = found[2].decode("ascii").split("\r\n")[:-1]
-    headers: dict[str, str] = {}
-    for line in lines:
-        name, _, value = line.partition(":")
-        headers[name.lower()] = value.strip(" \t")
-    body = data[found.end() :]
-    if (
-        len(headers) < len(lines)
-        or headers.get("content-length") != str(len(body))
-        or headers.get("connection", "keep-alive").lower() != "keep-alive"
-        or not _NOT_PLAIN.isdisjoint(headers)
-    ):
-        return None
-    return PlainRequest(found[1].decode("ascii"), headers, body)
 
 
 def netloc(host: str, port: int) -> str:
@@ -87,12 +46,9 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 class HTTPServer:
-    """One application on the running loop, from ``start`` to ``stop``.
+    """One application on the running loop, from ``start`` to ``stop``."""
 
-    ``direct`` responds to plain requests, at less than half the cost of the application behind an HTTP parser.
-    """
-
-    def __init__(self, app: Any, *, name: str, direct: Direct) -> None:
+    def __init__(self, app: Any, *, name: str) -> None:
         # No access log, because its lines would contain tokens.
         config = uvicorn.Config(
             app,
@@ -100,7 +56,9 @@ class HTTPServer:
             access_log=False,
             lifespan="off",
             ws="none",
-            http=partial(_Protocol, direct=direct),  # type: ignore[arg-type]
+            http=_Protocol,
+            server_header=False,
+            date_header=False,
             timeout_keep_alive=KEEP_ALIVE,
         )
         self._server = _Server(config)
@@ -136,89 +94,22 @@ class _Server(uvicorn.Server):
         yield
 
 
-class _Protocol(H11Protocol):
+class _Protocol(HttpToolsProtocol):
     """Closes a connection if a request does not arrive in time. Responses have no time limit."""
 
     _late: asyncio.TimerHandle | None = None
-    #: Whether a direct response is under way.
-    _responding: bool = False
-    #: Bytes that arrived meanwhile.
-    _held: bytes = b""
-    #: Whether the parser has got bytes.
-    _parsed: bool = False
-    #: When the last direct response was sent.
-    _used_at: float = 0.0
-
-    def __init__(self, *args: Any, direct: Direct, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._direct = direct
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         # Whatever the logging configuration is: a line would contain the token.
         self.access_log = False
-        state: dict[str, Any] = self.app_state
-        self.app_state: dict[str, Any] = {**state, CUT: transport.abort}
+        self.app_state: dict[str, Any] = {**self.app_state, CUT: transport.abort}
         self._expect()
 
     def data_received(self, data: bytes) -> None:
-        if self._responding:
-            self._held += data
-            self.flow.pause_reading()
-            return
-        if self._is_idle():
-            request = read_plain(data)
-            if request is not None:
-                self._arrived()
-                self._responding = True
-                task = self.loop.create_task(self._respond(request))
-                self.tasks.add(task)
-                task.add_done_callback(self.tasks.discard)
-                return
-        self._parsed = True
         super().data_received(data)
         # After a complete response, this is the start of the next request.
         self._watch(begun=self.cycle is None or self.cycle.response_complete)
-
-    def _is_idle(self) -> bool:
-        """Return whether the parser is between two requests and has no bytes of the next one."""
-        if not self._parsed:
-            return True
-        parser = self.conn
-        return (parser.our_state, parser.their_state) == _IDLE and not parser.trailing_data[0]
-
-    async def _respond(self, request: PlainRequest) -> None:
-        try:
-            response = await self._direct(request)
-        except Exception:
-            self.logger.exception("a request failed")
-            response = _FAILED
-        self._responding = False
-        if response is None:
-            self.transport.abort()
-            return
-        if self.transport.is_closing():
-            return
-        self.transport.write(response)
-        self._used_at = self.loop.time()
-        if self.timeout_keep_alive_task is None:
-            self._close_after(KEEP_ALIVE)
-        held, self._held = self._held, b""
-        self.flow.resume_reading()
-        if held:
-            self.data_received(held)
-
-    def _close_after(self, seconds: float) -> None:
-        self.timeout_keep_alive_task: Any = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
-
-    def timeout_keep_alive_handler(self) -> None:
-        """Close an idle connection. Direct responses do not set the timer again: it does that itself, when it fires."""
-        self.timeout_keep_alive_task = None
-        left = KEEP_ALIVE if self._responding else self._used_at + KEEP_ALIVE - self.loop.time()
-        if left > 0:
-            self._close_after(left)
-        else:
-            super().timeout_keep_alive_handler()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
