@@ -11,7 +11,8 @@ import pytest
 from stepwell import MemoryStorage
 from stepwell.log import Log
 from stepwell.telegram import BotClient
-from tests.reliability.dose import dose
+from tests.backends import Backend
+from tests.reliability.dose import LARGE, dose
 from tests.reliability.poisoned import Runner, by_polling, by_webhook
 from tests.reliability.raw_telegram import RawTelegram, RawUpdate, message
 
@@ -119,6 +120,38 @@ async def test_a_poisoned_update_ends_no_bot_and_stops_no_chat(
     if kept and raw and b"7001" in raw and kind == "nested 100,000 deep":
         assert kept[0].value["update_id"] == NUMBER
         assert '"update_id":7001' in kept[0].value["update"]
+
+
+@pytest.mark.parametrize("runner", [by_polling, by_webhook], ids=["polling", "webhook"])
+async def test_poisoned_updates_of_all_kinds_in_a_row_are_handled_or_set_aside_on_each_backend(
+    backend: Backend, runner: Runner
+) -> None:
+    if not LARGE and runner is by_polling and backend.name != "postgres":
+        pytest.skip("polling waits between its attempts to read an update; the large dose runs on all backends")
+    rounds = dose("POISONED_ROUNDS", 1, 10)
+    storage = backend.storage()
+    number, aside = 1000, 0
+    expected: dict[int, list[str]] = {CHAT: [], 43: []}
+    async with storage, runner(storage) as bot:
+        for _ in range(rounds):
+            for kind, (raw, answer) in KINDS.items():
+                number += 2
+                poisoned = raw.replace(b"7001", str(number).encode())
+                await bot.deliver(RawUpdate(number, poisoned, ends_body=kind.startswith("cut")))
+                await bot.deliver(message(number + 1, 43, kind))
+                expected[43].append(f"got {kind}")
+                too_large = runner is by_webhook and kind == "a larger text"
+                aside += answer is None or too_large
+                if answer and not too_large:
+                    expected[CHAT].append(answer)
+            await bot.until(lambda: all(bot.telegram.sent.get(chat) == expected[chat] for chat in expected))
+            assert {chat: bot.telegram.sent.get(chat) for chat in expected} == expected
+        assert not bot.ended
+        assert bot.refused == []
+        log = Log(storage, "my_bot", ASIDE)
+        assert await log.last() == aside
+        assert len({entry.value["why"] for entry in await log.read()}) <= 2
+    print(f"{rounds * len(KINDS)} poisoned updates, {aside} set aside, {sum(map(len, expected.values()))} answers")
 
 
 @pytest.mark.parametrize(

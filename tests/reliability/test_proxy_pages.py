@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from stepwell import MemoryStorage
-from stepwell.telegram import BotClient, BotUnavailable, broadcast
+from stepwell.fsm import FSM, Router
+from stepwell.telegram import BotClient, BotUnavailable, broadcast, run_polling
 from tests.reliability.dose import dose
 from tests.reliability.poisoned import Runner, by_polling, by_webhook
 from tests.reliability.raw_telegram import PAGES, RawTelegram, message
@@ -32,6 +33,25 @@ async def test_pages_of_a_proxy_lose_no_answer_and_do_not_end_the_bot(runner: Ru
         assert bot.refused == []
         assert bot.telegram.given >= 2 * rounds
     print(f"{bot.telegram.given} pages, {3 * rounds} answers")
+
+
+@pytest.mark.parametrize("page", PAGES)
+async def test_a_bot_starts_when_a_proxy_that_has_answered_for_longer_than_its_patience_lets_it(page: str) -> None:
+    async with RawTelegram() as telegram, BotClient("1:x", api=telegram.url, patience=0.2) as client:
+        router = Router(FSM("my_bot", storage="memory://", flows=[]))
+        telegram.block(PAGES[page], 1000, "getMe")
+        with pytest.raises(BotUnavailable):
+            await run_polling(router, client=client, wait_for_storage=False)
+        started = asyncio.Event()
+        running = asyncio.create_task(run_polling(router, client=client, on_start=lambda me: started.set()))
+        before = telegram.given
+        while telegram.given < before + 5:
+            await asyncio.sleep(0.005)
+        telegram.pages.clear()
+        async with asyncio.timeout(20):
+            await started.wait()
+        running.cancel()
+        await asyncio.wait((running,))
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -77,6 +77,7 @@ def run_webhook(
     """Register the webhook, and serve it until SIGTERM or Ctrl-C. uvicorn replaces this process."""
     from stepwell.telegram import BotClient, find_token
     from stepwell.telegram.client import TELEGRAM
+    from stepwell.telegram.polling import call_at_start
 
     set_up_logging()
     hide_own_frames()
@@ -99,12 +100,12 @@ def run_webhook(
 
     async def register() -> dict[str, Any]:
         async with BotClient(token, api=api) as client:
-            me: dict[str, Any] = await client.call("getMe")
+            me: dict[str, Any] = await call_at_start(client, "getMe", wait=wait)
             # The workers open it only after uvicorn has started, and their errors do not end this command.
             fsm.expect_ticks()
             await when_available(prepare, fsm.storage, wait=wait)
-            kinds = router.allowed_updates
-            await client.call("setWebhook", url=url, secret_token=webhook_secret(token), allowed_updates=kinds)
+            registered = {"url": url, "secret_token": webhook_secret(token), "allowed_updates": router.allowed_updates}
+            await call_at_start(client, "setWebhook", wait=wait, **registered)
             return me
 
     me = asyncio.run(register())

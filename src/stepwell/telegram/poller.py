@@ -29,7 +29,7 @@ from stepwell.telegram.press import Press
 from stepwell.telegram.reading import is_update, number_in
 from stepwell.telegram.sending import Sender
 
-__all__ = ["Poller"]
+__all__ = ["PAUSES", "Poller"]
 
 logger: logging.Logger = logging.getLogger("stepwell.telegram")
 

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from stepwell._backoff import backoff
 from stepwell._secrets import quoted
-from stepwell.errors import InsideLoop, InvalidOption
+from stepwell.errors import BotUnavailable, InsideLoop, InvalidOption
 from stepwell.fsm import FSM, Router
 from stepwell.fsm.update import ON_REQUEST
 from stepwell.options import check_whole
@@ -20,11 +21,11 @@ from stepwell.storage.transport.starting import when_available
 from stepwell.telegram.client import TELEGRAM, BotClient
 from stepwell.telegram.limits import SendLimits
 from stepwell.telegram.outcome import sender_for_timers
-from stepwell.telegram.poller import Poller
+from stepwell.telegram.poller import PAUSES, Poller
 from stepwell.telegram.sending import OnSendError, Sender
 from stepwell.telegram.token import find_token
 
-__all__ = ["collect_less_often", "run_polling", "run_polling_sync"]
+__all__ = ["call_at_start", "collect_less_often", "run_polling", "run_polling_sync"]
 
 logger: logging.Logger = logging.getLogger("stepwell.telegram")
 
@@ -59,7 +60,8 @@ async def run_polling(
     ``on_send_error(call, error)``: called for a call that Telegram refused permanently.
     ``allowed_updates``: the kinds of update to request; by default ``router.allowed_updates``.
     ``on_start(me)``: called with the bot's user before the first request for updates.
-    ``wait_for_storage``: if the storage is away at the start, log it and wait; with ``False``, raise its error.
+    ``wait_for_storage``: if the storage or Telegram is away at the start, log it and wait; with ``False``, raise its
+    error.
 
     A signal lets running handlers finish; a second one cancels them, and their updates are handled after the next
     start. Raises ``BotApiError`` if the token is not valid, and ``UsageError`` if another process polls or a webhook is
@@ -73,7 +75,7 @@ async def run_polling(
     client = client or BotClient(token or find_token(), api=api, limits=limits)
     try:
         poller = Poller(router, client, Sender(client, on_send_error=on_send_error), allowed, in_flight)
-        me = await client.call("getMe")
+        me = await call_at_start(client, "getMe", wait=wait_for_storage)
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(sender_for_timers(router, poller.sender))
             entered = partial(_enter, stack, router.fsm, poller)
@@ -85,6 +87,20 @@ async def run_polling(
     finally:
         if own:
             await client.close()
+
+
+async def call_at_start(client: BotClient, method: str, *, wait: bool, **params: Any) -> Any:
+    """Make a call. If ``wait``, make it again as long as Telegram is away."""
+    failures = 0
+    while True:
+        try:
+            return await client.call(method, **params)
+        except BotUnavailable as error:
+            if not wait:
+                raise
+            logger.warning("the bot starts when Telegram is available: %s", error)
+        failures += 1
+        await asyncio.sleep(backoff(failures, *PAUSES))
 
 
 async def _enter(stack: contextlib.AsyncExitStack, fsm: FSM, poller: Poller) -> None:
