@@ -63,10 +63,15 @@ Runner: TypeAlias = Callable[..., AbstractAsyncContextManager[PoisonedBot]]
 async def by_polling(storage: Storage | None = None) -> AsyncIterator[PoisonedBot]:
     async with RawTelegram() as telegram:
         bot = PollingBot(telegram, storage or MemoryStorage())
-        options: dict[str, Any] = {"on_send_error": lambda call, error: bot.refused.append(error)}
+        started = asyncio.Event()
+        options: dict[str, Any] = {
+            "on_send_error": lambda call, error: bot.refused.append(error),
+            "on_start": lambda me: started.set(),
+        }
         running = asyncio.create_task(run_polling(bot.router, "1:x", api=telegram.url, limits=None, **options))
         running.add_done_callback(lambda task: setattr(bot, "ended", True))
         try:
+            await bot.until(started.is_set)
             yield bot
             assert not running.done(), running
         finally:

@@ -36,6 +36,23 @@ async def test_pages_of_a_proxy_lose_no_answer_and_do_not_end_the_bot(runner: Ru
 
 
 @pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("runner", [by_polling, by_webhook], ids=["polling", "webhook"])
+async def test_pages_of_a_proxy_lose_no_answer_of_a_job(runner: Runner, page: str) -> None:
+    rounds = dose("PROXY_ROUNDS", 1, 50)
+    async with runner() as bot:
+        assert bot.router.fsm is not None
+        for number in range(rounds):
+            bot.telegram.block(PAGES[page], 2, "sendMessage")
+            async with bot.router.fsm.conversation(key=(1, 1)) as ctx:
+                ctx.answer(f"job {number}")
+            await bot.until(lambda: len(bot.telegram.sent.get(1, ())) > number)  # noqa: B023 - awaited here
+        assert bot.telegram.sent == {1: [f"job {number}" for number in range(rounds)]}
+        assert not bot.ended
+        assert bot.refused == []
+    print(f"{bot.telegram.given} pages, {rounds} answers")
+
+
+@pytest.mark.parametrize("page", PAGES)
 async def test_a_bot_starts_when_a_proxy_that_has_answered_for_longer_than_its_patience_lets_it(page: str) -> None:
     async with RawTelegram() as telegram, BotClient("1:x", api=telegram.url, patience=0.2) as client:
         router = Router(FSM("my_bot", storage="memory://", flows=[]))
