@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from stepwell import Storage
+from stepwell.codec.json import replaced
 from stepwell.slot import Slot
 from stepwell.storage import Get
 from stepwell.testing import Clock
@@ -18,8 +19,7 @@ async def boil(storage: Storage, seconds: float) -> None:
     async with Slot(storage, BOT, KEY) as slot:
         slot.flow, slot.state = "egg", "boiling"
         slot.timers = {"done": slot.time() + seconds, "cold": slot.time() + 10 * seconds}
-        slot.extension = json.dumps({"turns": 0, "notes": ["soft"]})
-        slot.indexed = ("egg", "hot")
+        slot.head = replaced(slot.head, extension=json.dumps({"turns": 0, "notes": ["soft"]}), indexed=("egg", "hot"))
         await slot.commit()
 
 
@@ -56,7 +56,7 @@ async def test_deleting_a_record_removes_timers_and_extension(backend: Backend, 
     clock.advance(100)
     assert await storage.due(BOT) == []
     async with Slot(storage, BOT, KEY) as slot:
-        assert (slot.found, dict(slot.timers), slot.extension) == (False, {}, "")
+        assert (slot.found, dict(slot.timers), slot.head.extension) == (False, {}, "")
 
 
 async def test_the_deadline_of_a_record_follows_its_timers_at_each_commit(backend: Backend, clock: Clock) -> None:

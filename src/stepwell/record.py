@@ -1,4 +1,4 @@
-"""Records, their addresses, and changes to them. Standard library only."""
+"""Records, their addresses, and changes to them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
+
+from msgspec import Struct
 
 from stepwell._secrets import quoted
 
@@ -148,7 +150,7 @@ class Keep(Enum):
 KEEP: Final = Keep.KEEP
 
 
-class Place(NamedTuple):
+class Place(Struct, frozen=True, gc=False):
     """The flow and state of a conversation or a run, without its data.
 
     Example::
@@ -167,7 +169,7 @@ class Place(NamedTuple):
 NOWHERE: Final = Place(None, None)
 
 
-class OpenedHead(NamedTuple):
+class OpenedHead(Struct, frozen=True, gc=False):
     """What ``Head.text`` has: the place of a record, its timers, and what the layer above keeps beside them.
 
     Example::
@@ -189,7 +191,7 @@ class OpenedHead(NamedTuple):
     @property
     def index_texts(self) -> tuple[str | None, str | None]:
         """The flow and the state by which indexes find the record."""
-        return self.place[:2] if self.indexed is None else self.indexed
+        return (self.place.flow, self.place.state) if self.indexed is None else self.indexed
 
     def next_timer(self, now: float) -> float | None:
         """Return the seconds to the earliest timer, at least 0; ``None`` if there is none."""
@@ -200,13 +202,13 @@ class OpenedHead(NamedTuple):
 NO_HEAD: Final = OpenedHead(NOWHERE)
 
 
-class Head(NamedTuple):
+class Head(Struct, frozen=True, gc=False):
     """Flow and state, which change together.
 
     Example::
 
         seal = storage.seal(storage.address("my_bot", 42))
-        head: Head = seal.head(Place("registration", "get_name"))
+        head: Head = seal.head(OpenedHead(Place("registration", "get_name")))
         assert (head.flow, head.state) == ("registration", "get_name")
     """
 
@@ -289,7 +291,7 @@ class Range:
 NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
-class Change(NamedTuple):
+class Change(Struct, frozen=True, gc=False):
     """One atomic write. A backend applies all of it or none.
 
     The order is: ``replace`` or ``delete``, then ``unset`` and ``drop``, then ``set`` and ``parts``.
@@ -359,8 +361,7 @@ class Damage(str):
         return text
 
 
-@dataclass(slots=True)
-class Stored:
+class Stored(Struct):
     """A record as a backend returns it, with sealed texts.
 
     Example::

@@ -157,9 +157,9 @@ def test_a_head_is_opened_as_it_was_given() -> None:
         OpenedHead(Place(None, None), {}, '{"a":[1,{"b":"é"}]}'),
         OpenedHead(Place("f", "s"), {"x": 2.0}, "[]", ("f@2", "failed")),
     ):
-        sealed = seal.head(*head)
+        sealed = seal.head(head)
         assert seal.open_head(sealed.text) == head
-        assert sealed[:2] == (head.indexed or head.place[:2])
+        assert (sealed.flow, sealed.state) == (head.indexed or (head.place.flow, head.place.state))
 
 
 def test_a_head_of_another_form_is_damaged() -> None:

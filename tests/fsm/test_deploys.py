@@ -8,7 +8,7 @@ import pytest
 
 from stepwell import State, Storage
 from stepwell.fsm import FSM, Context, Flow, state
-from stepwell.record import Change, Place
+from stepwell.record import Change, OpenedHead, Place
 from stepwell.storage import Apply
 from tests.backends import Backend
 
@@ -201,7 +201,9 @@ async def test_a_new_revision_without_migrate_uses_old_records_unchanged(storage
 async def test_a_record_without_a_revision_has_the_first_revision(storage: Storage) -> None:
     address = storage.address("bot", 1)
     seal = storage.seal(address)
-    change = Change(write=storage.ids(), head=seal.head(Place("form", "phone")), set=seal.fields({"age": "7"}))
+    change = Change(
+        write=storage.ids(), head=seal.head(OpenedHead(Place("form", "phone"))), set=seal.fields({"age": "7"})
+    )
     await storage.perform(Apply(address, change))
     async with release(storage, Second).conversation(key=1) as ctx:
         assert ctx.data == {"age": 7}

@@ -481,7 +481,7 @@ async def test_a_run_that_is_lost_before_its_resume_raises(
         if isinstance(operation, Get) and operation.parts:
             await StateStorage(storage).cleanup("r")
             if how == "taken over":
-                await perform(Release(*claims[-1][:2]))
+                await perform(Release(claims[-1].address, claims[-1].token))
         return await perform(operation)
 
     claims: list[Claim] = []

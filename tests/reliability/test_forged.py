@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from stepwell import MemoryStorage, State, Storage
+from stepwell.codec.json import replaced
 from stepwell.errors import CorruptRecord, Parked, StepwellError
 from stepwell.fsm import FSM, Flow, state
 from stepwell.nodes import BatchNode, Node, NodeFlow, Sleep, Wait, linear, parallel
@@ -106,7 +107,7 @@ async def put(storage: Storage, address: Address, stored: Stored, memo: str | No
         limit=1 << 30,
     )
     if memo is not None:
-        change = change._replace(memo=memo)
+        change = replaced(change, memo=memo)
     await storage.perform(Apply(address, change, Guard(token, claimed.base)))
     await storage.perform(Release(address, token))
 

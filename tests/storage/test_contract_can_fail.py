@@ -17,6 +17,7 @@ import pytest
 from examples.file_storage import FileStorage
 
 from stepwell import MemoryStorage, Storage
+from stepwell.codec.json import replaced
 from stepwell.errors import RecordExists, StepwellError, StorageClosed, TooLarge
 from stepwell.record import KEEP, Address, Queue, Version
 from stepwell.storage import ANY, Due, Get, Page, Query, Range
@@ -34,7 +35,7 @@ from tests.storage import operator_bugs
 class LosesMerges(FaultyStorage):
     class _cell(Cell):
         def _write(self, change: Any, held: bool, now: float) -> Any:
-            return super()._write(change._replace(unset=tuple(set(self.fields) - set(change.set))), held, now)
+            return super()._write(replaced(change, unset=tuple(set(self.fields) - set(change.set))), held, now)
 
 
 class ReusesVersions(FaultyStorage):
@@ -63,7 +64,7 @@ class ReadsStale(FaultyStorage):
 class IgnoresTheLease(FaultyStorage):
     class _cell(Cell):
         def _refused(self, guard: Any, address: Address, now: float) -> Any:
-            return super()._refused(guard._replace(token=None), address, now)
+            return super()._refused(replaced(guard, token=None), address, now)
 
 
 class LeasesToEveryToken(FaultyStorage):
@@ -91,13 +92,13 @@ class Aliases(FaultyStorage):
 class MixesUpKeys(FaultyStorage):
     def _do(self, operation: Operation) -> Result:
         address = operation.address
-        return super()._do(operation._replace(address=address._replace(key=address.key.replace('"', ""))))
+        return super()._do(replaced(operation, address=address._replace(key=address.key.replace('"', ""))))
 
 
 class MixesUpBots(FaultyStorage):
     def _do(self, operation: Operation) -> Result:
         address = operation.address
-        return super()._do(operation._replace(address=address._replace(namespace=address.namespace.strip())))
+        return super()._do(replaced(operation, address=address._replace(namespace=address.namespace.strip())))
 
 
 class ReturnsExpired(FaultyStorage):
@@ -162,7 +163,7 @@ class KeepsTheBase(FaultyStorage):
 class RenewsTooLate(FaultyStorage):
     class _cell(Cell):
         def _claim(self, claim: Claim, now: float) -> Result:
-            return super()._claim(claim._replace(renew=False), now)
+            return super()._claim(replaced(claim, renew=False), now)
 
 
 class StopsAtTheFirstError(FaultyStorage):
@@ -233,7 +234,7 @@ class AnswersLastWriteOnly(FaultyStorage):
     class _cell(Cell):
         def _apply(self, apply: Apply, now: float) -> Result:
             result = super()._apply(apply, now)
-            return result._replace(version=Version(7, "x")) if isinstance(result, Applied) else result
+            return replaced(result, version=Version(7, "x")) if isinstance(result, Applied) else result
 
 
 class ReopensItself(FaultyStorage):
@@ -254,13 +255,13 @@ class DoesNotRenew(FaultyStorage):
 class CutsLongKeys(FaultyStorage):
     def _do(self, operation: Operation) -> Result:
         address = operation.address
-        return super()._do(operation._replace(address=address._replace(key=address.key[:100])))
+        return super()._do(replaced(operation, address=address._replace(key=address.key[:100])))
 
 
 class CutsLongNames(FaultyStorage):
     def _do(self, operation: Operation) -> Result:
         address = operation.address
-        return super()._do(operation._replace(address=address._replace(namespace=address.namespace[:40])))
+        return super()._do(replaced(operation, address=address._replace(namespace=address.namespace[:40])))
 
 
 class KeepsTheDeadlineAtClear(FaultyStorage):
@@ -274,7 +275,7 @@ class KeepsTheDeadlineAtClear(FaultyStorage):
 class CountsUnsetFields(FaultyStorage):
     class _cell(Cell):
         def _size_after(self, change: Any, dropped: bool) -> int:
-            return super()._size_after(change._replace(unset=()), dropped)
+            return super()._size_after(replaced(change, unset=()), dropped)
 
 
 class SkipsEqualDeadlines(FaultyStorage):
@@ -528,7 +529,7 @@ class FindsTracesOfLongerNames(FaultyStorage):
 class CreatesTwice(FaultyStorage):
     class _cell(Cell):
         def _refused(self, guard: Any, address: Address, now: float) -> Any:
-            return super()._refused(guard._replace(absent=False), address, now)
+            return super()._refused(replaced(guard, absent=False), address, now)
 
 
 class FindsExpiredRecordsPresent(FaultyStorage):
@@ -552,7 +553,7 @@ class CreatesByReadingFirst(FaultyStorage):
         if isinstance(operation, Apply) and operation.guard is not None and operation.guard.absent:
             if await super().perform(Get(operation.address)) is not None:
                 raise RecordExists(operation.address.text)
-            operation = operation._replace(guard=operation.guard._replace(absent=False))
+            operation = replaced(operation, guard=replaced(operation.guard, absent=False))
         return await super().perform(operation)
 
 
@@ -576,13 +577,13 @@ class QueuesLowPrioritiesFirst(FaultyStorage):
 class QueuesByLastWrite(FaultyStorage):
     class _cell(Cell):
         def _write(self, change: Any, held: bool, now: float) -> Any:
-            return super()._write(change._replace(queue=self.queue) if change.queue is KEEP else change, held, now)
+            return super()._write(replaced(change, queue=self.queue) if change.queue is KEEP else change, held, now)
 
 
 class StaysAtItsFirstPlace(FaultyStorage):
     class _cell(Cell):
         def _write(self, change: Any, held: bool, now: float) -> Any:
-            return super()._write(change._replace(queue=KEEP) if change.queue == self.queue else change, held, now)
+            return super()._write(replaced(change, queue=KEEP) if change.queue == self.queue else change, held, now)
 
 
 class ReadsOneQueueAfterTheOther(FaultyStorage):
@@ -650,7 +651,7 @@ class CutsNamesOfQueues(FaultyStorage):
     class _cell(Cell):
         def _write(self, change: Any, held: bool, now: float) -> Any:
             if isinstance(change.queue, Queue):
-                change = change._replace(queue=change.queue._replace(name=change.queue.name[:255]))
+                change = replaced(change, queue=change.queue._replace(name=change.queue.name[:255]))
             return super()._write(change, held, now)
 
 
@@ -772,7 +773,7 @@ class CutsExpiriesToSeconds(FaultyStorage):
 class RoundsLeasesUpToSeconds(FaultyStorage):
     class _cell(Cell):
         def _claim(self, claim: Claim, now: float) -> Result:
-            return super()._claim(claim._replace(lease=math.ceil(claim.lease)), now)
+            return super()._claim(replaced(claim, lease=math.ceil(claim.lease)), now)
 
 
 def ordered_by(key: Callable[[str], Any]) -> type[FaultyStorage]:
@@ -858,7 +859,7 @@ class ReadsPartsAfterTheirRecord(FaultyStorage):
     async def perform(self, operation: Operation) -> Any:
         if not isinstance(operation, Get) or operation.parts is False:
             return await super().perform(operation)
-        record = await super().perform(operation._replace(parts=False))
+        record = await super().perform(replaced(operation, parts=False))
         await asyncio.sleep(0)
         later = await super().perform(operation)
         if record is not None and later is not None:
@@ -900,22 +901,22 @@ def dropping(change: Callable[[Any], Any]) -> type[FaultyStorage]:
     return Dropping
 
 
-class DropsAllParts(dropping(lambda change: change._replace(drop=Range()))):  # type: ignore[misc]
+class DropsAllParts(dropping(lambda change: replaced(change, drop=Range()))):  # type: ignore[misc]
     pass
 
 
-class DropsNothing(dropping(lambda change: change._replace(drop=None))):  # type: ignore[misc]
+class DropsNothing(dropping(lambda change: replaced(change, drop=None))):  # type: ignore[misc]
     pass
 
 
 class DropsFromTheStart(  # type: ignore[misc]
-    dropping(lambda change: change._replace(drop=replace(change.drop, reverse=False)))
+    dropping(lambda change: replaced(change, drop=replace(change.drop, reverse=False)))
 ):
     pass
 
 
 class DropsWithoutTheLimit(  # type: ignore[misc]
-    dropping(lambda change: change._replace(drop=replace(change.drop, limit=None)))
+    dropping(lambda change: replaced(change, drop=replace(change.drop, limit=None)))
 ):
     pass
 
@@ -923,20 +924,20 @@ class DropsWithoutTheLimit(  # type: ignore[misc]
 class CountsDroppedParts(FaultyStorage):
     class _cell(Cell):
         def _size_after(self, change: Any, dropped: bool) -> int:
-            return super()._size_after(change._replace(drop=None), dropped)
+            return super()._size_after(replaced(change, drop=None), dropped)
 
 
 class SubtractsDroppedPartsTwice(FaultyStorage):
     class _cell(Cell):
         def _size_after(self, change: Any, dropped: bool) -> int:
-            both = super()._size_after(change._replace(drop=None), dropped)
-            return both + super()._size_after(change._replace(parts={}), dropped) - self.size
+            both = super()._size_after(replaced(change, drop=None), dropped)
+            return both + super()._size_after(replaced(change, parts={}), dropped) - self.size
 
 
 class DropsPartsThatItSets(FaultyStorage):
     class _cell(Cell):
         def _write(self, change: Any, held: bool, now: float) -> Any:
-            refused = super()._write(change._replace(drop=None), held, now)
+            refused = super()._write(replaced(change, drop=None), held, now)
             if refused is None and change.drop is not None:
                 names = sorted(self.parts)
                 for name in names[change.drop.span(names)]:

@@ -12,6 +12,7 @@ import apsw
 import pytest
 
 from stepwell import Log, MemoryStorage, State, Storage, copy_records, open_storage
+from stepwell.codec.json import replaced
 from stepwell.errors import Busy, CorruptRecord, InvalidOption, NotCopied, StorageUnavailable, VersionChanged
 from stepwell.record import INBOX, LOGS, QUARANTINE, RUNS, Address, Change, Queue, Stored
 from stepwell.slot import Slot
@@ -44,7 +45,7 @@ async def fill(storage: Storage, count: int = 110) -> None:
     async def one(number: int) -> None:
         async with Slot(storage, "bot" if number % 3 else "other:bot", (number, "k")) as slot:
             slot.flow, slot.state = ("form", f"s{number % 4}") if number % 5 else (None, None)
-            slot.extension = f'{{"n":{number}}}'
+            slot.head = replaced(slot.head, extension=f'{{"n":{number}}}')
             slot.data.update({"n": number, "nul\0": "a\0b", 7: {"z": (1, 1e16), "a": -0.0}})
             if number % 50 == 1:
                 slot.data["long"] = "x" * 20_000
@@ -181,7 +182,7 @@ class Forgetful(MemoryStorage):
 
     async def perform(self, operation: Operation) -> Any:
         if type(operation) is Apply and operation.address.key == "3":
-            operation = operation._replace(change=operation.change._replace(set={}))
+            operation = replaced(operation, change=replaced(operation.change, set={}))
         return await super().perform(operation)
 
 
@@ -287,7 +288,7 @@ async def test_verify_names_a_record_of_which_one_of_many_parts_differs(monkeypa
         async def perform(self, operation: Operation) -> Any:
             if isinstance(operation, Apply):
                 parts = {name: text for name, text in operation.change.parts.items() if name != "part/00099"}
-                operation = operation._replace(change=operation.change._replace(parts=parts))
+                operation = replaced(operation, change=replaced(operation.change, parts=parts))
             return await super().perform(operation)
 
     monkeypatch.setattr(copy, "PARTS_AT_ONCE", 10)
@@ -304,7 +305,7 @@ async def test_a_record_that_is_written_while_it_is_copied_is_read_again(monkeyp
     address = await with_many_parts(source, 100)
     assert (await copy_records(source, target)).verified == 1
     assert len((await target.perform(Get(address, Range()))).parts) == 99
-    source, target = Paging(*(late._replace(write=f"w{number}") for number in range(9))), MemoryStorage()
+    source, target = Paging(*(replaced(late, write=f"w{number}") for number in range(9))), MemoryStorage()
     await with_many_parts(source, 100)
     with pytest.raises(VersionChanged):
         await copy_records(source, target)

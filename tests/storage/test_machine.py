@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 
 from stepwell import State, Storage
 from stepwell.errors import LeaseLost, RecordExists, RecordReplaced
-from stepwell.record import Change, Place, Queue
+from stepwell.record import Change, OpenedHead, Place, Queue
 from stepwell.storage import Apply, Claim, Claimed, Guard, Release, Taken
 from stepwell.testing import Clock
 from tests.backends import Backend
@@ -148,7 +148,7 @@ class Machine(RuleBasedStateMachine):
             write=self.storage.ids(),
             fresh=fresh,
             set=seal.fields(data),
-            head=seal.head(Place("f", state)),
+            head=seal.head(OpenedHead(Place("f", state))),
             expiry=expiry,
         )
         apply = Apply(address, change, Guard(token, self.bases[token]))

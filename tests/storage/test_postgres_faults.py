@@ -15,6 +15,7 @@ import asyncpg
 import pytest
 
 from stepwell import State, open_storage
+from stepwell.codec.json import replaced
 from stepwell.errors import (
     EncodeError,
     InvalidOption,
@@ -94,7 +95,7 @@ async def test_a_claim_that_arrives_late_leases_nothing(server: PostgresServer, 
             claim = Claim(storage.address("bot", 1), "late-token", 30.0)
             # The first claims prepare the statements, and the storage remembers the record.
             for token in ("first", "second"):
-                await storage.perform(claim._replace(token=token))
+                await storage.perform(replaced(claim, token=token))
                 await storage.perform(Release(claim.address, token))
             proxy.hold_what = b"late-token"
             if patience:

@@ -10,6 +10,7 @@ import asyncpg
 import pytest
 
 from stepwell import State, Storage, open_storage
+from stepwell.codec.json import replaced
 from stepwell.errors import InvalidOption
 from stepwell.operate.checks.postgres import check
 from stepwell.record import Change, Queue
@@ -71,7 +72,7 @@ async def fill(storage: PostgresStorage) -> None:
         await asyncio.gather(*(step(storage, n) for n in range(30)))
     for n in range(30):
         change = Change(write="w", tags=(f"user:{n % 3}", f"chat:{n % 3}"), deadline=100.0 + n, queue=Queue("q", n % 2))
-        await storage.perform(Apply(storage.address("bot", n), change._replace(parts={"p": "x", "q": "y" * n})))
+        await storage.perform(Apply(storage.address("bot", n), replaced(change, parts={"p": "x", "q": "y" * n})))
 
 
 async def test_a_schema_is_divided_when_it_is_created_and_later_by_a_function(admin: Any) -> None:

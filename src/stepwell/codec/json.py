@@ -20,6 +20,7 @@ __all__ = [
     "set_field",
     "struct_defaults",
     "texts_to_json",
+    "to_builtins",
     "to_json",
     "to_msgpack",
 ]
@@ -39,13 +40,15 @@ from_json: Callable[[str | bytes], Any] = msgspec.json.Decoder().decode
 texts_to_json: Callable[[Any], bytes] = msgspec.json.Encoder(enc_hook=_plain).encode
 to_msgpack: Callable[[Any], bytes] = msgspec.msgpack.Encoder(enc_hook=_plain).encode
 convert: Callable[..., Any] = msgspec.convert
+#: Returns dataclasses and Structs as dicts, at any depth.
+to_builtins: Callable[[Any], Any] = msgspec.to_builtins
 #: Sets a field of a Struct, frozen or not.
 set_field: Callable[[Any, str, Any], None] = msgspec.structs.force_setattr
 #: A class with declared fields, and a value in it that stays JSON.
 Struct = msgspec.Struct
 Raw = msgspec.Raw
 #: Returns a Struct with some fields replaced.
-replaced: Callable[..., Any] = msgspec.structs.replace
+replaced = msgspec.structs.replace
 MalformedJSON = msgspec.DecodeError
 WrongType = msgspec.ValidationError
 

@@ -35,8 +35,6 @@ _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\
 #: Control characters, and the characters that end a line or cannot be encoded.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _read_json = JSONDecoder().raw_decode
-#: Makes a NamedTuple without a call of its constructor, which is a Python function.
-_new = tuple.__new__
 _ALLOWED = "keys are str, int, bool, None, bytes, and tuples of these"
 
 
@@ -51,7 +49,7 @@ def address_of(namespace: str, key: Any, limits: Limits) -> Address:
         encoded = _namespace_text(namespace)
     else:
         encoded = encode_namespace(namespace, limits)
-    return _new(Address, (encoded, text))
+    return Address(encoded, text)
 
 
 def encode_namespace(name: str, limits: Limits) -> str:

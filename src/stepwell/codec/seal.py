@@ -16,7 +16,7 @@ from stepwell.codec import values
 from stepwell.codec.json import MalformedJSON, Raw, Struct, decoder
 from stepwell.codec.keys import decode_name, encode_name
 from stepwell.errors import CorruptRecord, EncodeError, KeyMissing, StoredDataError, TooLarge
-from stepwell.record import NO_HEAD, NOTHING, Address, Damage, Head, Limits, OpenedHead, Place, Stored
+from stepwell.record import NO_HEAD, Address, Damage, Head, Limits, OpenedHead, Place, Stored
 
 __all__ = ["ENCRYPTED", "Seal"]
 
@@ -84,30 +84,26 @@ class Seal:
                 raise
         return data
 
-    def head(
-        self,
-        place: Place,
-        timers: Mapping[str, float] = NOTHING,
-        extension: str = "",
-        indexed: tuple[str | None, str | None] | None = None,
-    ) -> Head:
-        """Seal a place, with its timers and what the layer above keeps, as JSON; see ``OpenedHead``."""
-        flow, state, revision = place
+    def head(self, opened: OpenedHead) -> Head:
+        """Seal a head as JSON."""
+        place = opened.place
+        flow, state = place.flow, place.state
         if not ((flow is None or type(flow) is str) and (state is None or type(state) is str)):
             kind = type(state if flow is None or type(flow) is str else flow)
             raise EncodeError("$head", kind.__qualname__, "cannot name a flow or state; names must be str or None")
         try:
-            if not (extension or timers or indexed):
+            if not (opened.extension or opened.timers or opened.indexed):
                 body = _place_json(place)
             else:
-                body = values.to_json([flow, state, revision, dict(timers), indexed])
-                if extension:
-                    body = b"%b,%b]" % (body[:-1], extension.encode())
+                body = values.to_json([flow, state, place.revision, dict(opened.timers), opened.indexed])
+                if opened.extension:
+                    body = b"%b,%b]" % (body[:-1], opened.extension.encode())
         except UnicodeEncodeError:
             # A readable error.
             values.encode([flow, state], self._limits, "$head")
             raise
-        return _new(Head, (*(indexed or (flow, state)), self.seal_body("h", "", body)))
+        flow, state = opened.index_texts
+        return Head(flow=flow, state=state, text=self.seal_body("h", "", body))
 
     def open_head(self, text: str | None) -> OpenedHead:
         """Return what ``head`` was given. Raises ``CorruptRecord``."""
@@ -187,7 +183,8 @@ def _what(kind: str, name: str) -> str:
 @lru_cache(maxsize=1024)
 def _place_json(place: Place) -> bytes:
     """Return the JSON of a place. A bot has few different ones, so they are cached."""
-    return values.to_json(place if place.revision is not None else place[:2])
+    texts = place.flow, place.state
+    return values.to_json(texts if place.revision is None else (*texts, place.revision))
 
 
 class _Head(Struct, array_like=True, frozen=True):
@@ -206,8 +203,12 @@ _decode_head = decoder(_Head)
 
 def _opened(body: str) -> OpenedHead:
     head: _Head = _decode_head(body)
-    place = _new(Place, (head.flow, head.state, head.revision))
-    return _new(OpenedHead, (place, head.timers, bytes(head.extension).decode(), head.indexed))
+    return OpenedHead(
+        place=Place(flow=head.flow, state=head.state, revision=head.revision),
+        timers=head.timers,
+        extension=bytes(head.extension).decode(),
+        indexed=head.indexed,
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -216,8 +217,6 @@ def _opened_plain(body: str) -> OpenedHead:
     return _opened(body)
 
 
-#: Makes a NamedTuple without a call of its constructor, which is a Python function.
-_new = tuple.__new__
 #: Integers with a smaller absolute value need no tag.
 _SMALL = 1 << 53
 _NAMES = {"f": "a field", "h": "its flow and state", "m": "its memo of handled updates"}

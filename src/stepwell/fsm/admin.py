@@ -125,7 +125,7 @@ async def _take_over(source: Slot, slot: Slot, old: int, new: int) -> None:
         return
     there, taken = extension_of(slot), extension_of(source)
     where = taken.where
-    slot.place, slot.timers, slot.extension = source.place, source.timers, source.extension
+    slot.head = source.head
     keep(
         slot,
         expired=there.expired + taken.expired,

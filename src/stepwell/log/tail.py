@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from stepwell.codec import Seal
+from stepwell.codec.json import replaced
 from stepwell.errors import (
     AlreadyHeld,
     Busy,
@@ -242,8 +243,8 @@ class Tail:
             if change is None:
                 return
             if last:
-                change = change._replace(unset=tuple(self._turn))
-            guard = slot.guard._replace(version=known.version)
+                change = replaced(change, unset=tuple(self._turn))
+            guard = replaced(slot.guard, version=known.version)
             if await self._applied(known, change, Apply(self.address, change, guard, "keep", LEASE)):
                 return
 

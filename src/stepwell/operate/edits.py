@@ -18,7 +18,7 @@ from stepwell.codec import check_name, decode_key, decode_namespace, encode_name
 from stepwell.codec.json import replaced
 from stepwell.errors import Busy, CorruptRecord, InvalidOption, StepwellError, VersionChanged
 from stepwell.fsm import FSM
-from stepwell.fsm.conversation.extension import TIMEOUT, after_end, opened_extension, with_kept, with_timer
+from stepwell.fsm.conversation.extension import TIMEOUT, after_end, opened_extension, with_kept, with_timers
 from stepwell.fsm.conversation.history import HISTORY, with_entry
 from stepwell.log.names import log_tag
 from stepwell.operate.log import log_write
@@ -109,7 +109,7 @@ async def edit(
         deadline: float | Keep | None = KEEP
         if changes.flow is not KEEP or changes.state is not KEEP:
             opened = _moved(_opened(storage, address, stored, changes), changes, address, claimed.now)
-            head, deadline = seal.head(*opened), opened.next_timer(claimed.now)
+            head, deadline = seal.head(opened), opened.next_timer(claimed.now)
         change = Change(
             storage.ids(),
             head=head,
@@ -139,7 +139,7 @@ async def clear(storage: Storage, address: Address, *, version: Version, who: st
             change = Change(storage.ids(), delete=True)
         else:
             deadline = left.next_timer(claimed.now)
-            change = Change(storage.ids(), replace=True, head=seal.head(*left), deadline=deadline)
+            change = Change(storage.ids(), replace=True, head=seal.head(left), deadline=deadline)
         await _apply(storage, address, change, Guard(token, claimed.base, version))
     log_write(who, f"cleared {_name(address)}")
 
@@ -281,6 +281,6 @@ def _moved(head: OpenedHead, changes: Edit, address: Address, now: float) -> Ope
     else:
         history = kept.history if place.state is None else (*kept.history, place.state)[-HISTORY:]
         entered_at = with_entry("" if place.state is None else kept.entered_at, now)
-        place = place._replace(state=state)
+        place = replaced(place, state=state)
     kept = replaced(kept, history=history, entered_at=entered_at, where=())
-    return with_timer(with_kept(head._replace(place=place), kept), TIMEOUT, None)
+    return with_timers(with_kept(replaced(head, place=place), kept), {TIMEOUT: None})

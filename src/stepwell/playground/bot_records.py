@@ -10,6 +10,7 @@ import json
 from typing import Any, NamedTuple
 
 from stepwell.codec import decode_key, decode_namespace
+from stepwell.codec.json import replaced
 from stepwell.codec.values import decode
 from stepwell.errors import VersionChanged
 from stepwell.fsm import FSM
@@ -127,7 +128,7 @@ async def restore_record(storage: Storage, address: Address, request: dict[str, 
             return
         seal, later = storage.seal(address), slot.now - snapshot["written_at"]
         head = seal.open_head(snapshot["head"])
-        slot.head = head._replace(timers={name: at + later for name, at in head.timers.items()})
+        slot.head = replaced(head, timers={name: at + later for name, at in head.timers.items()})
         slot.data = seal.data(snapshot["fields"])
         expires_at = snapshot["expires_at"]
         expiry = None if expires_at is None else max(expires_at - snapshot["written_at"], 0.0)

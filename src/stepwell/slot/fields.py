@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
+
+from msgspec import Struct
 
 from stepwell.codec import Seal
 from stepwell.codec.keys import decode_name
@@ -12,12 +14,10 @@ from stepwell.record import Change
 
 __all__ = ["Changes", "StoredFields", "decode_large"]
 
-#: Makes a NamedTuple without a call of its constructor, which is a Python function.
-_new = tuple.__new__
 _IMMUTABLE = frozenset({str, int, float, bool, type(None), bytes})
 
 
-class Changes(NamedTuple):
+class Changes(Struct, frozen=True):
     """The fields that differ from the stored ones."""
 
     #: A shallow copy of the compared data.
@@ -31,7 +31,7 @@ class Changes(NamedTuple):
     prints: dict[str, bytes | None]
 
 
-class StoredFields(NamedTuple):
+class StoredFields(Struct, frozen=True):
     """The data of a record as it is stored."""
 
     seal: Seal
@@ -44,7 +44,7 @@ class StoredFields(NamedTuple):
 
     def compare(self, data: dict[Any, Any], *, aside: bool = False) -> Changes:
         """Return the fields that differ, encoded. ``aside``: return large ones in ``Changes.large``, not encoded."""
-        seal, old, loaded, _ = self
+        seal, old, loaded = self.seal, self.texts, self.data
         written: dict[str, str] = {}
         large: dict[str, Any] = {}
         kept = 0
@@ -69,7 +69,7 @@ class StoredFields(NamedTuple):
         if kept != len(old):
             names = {seal.name(key) for key in data}
             unset = tuple([name for name in old if name not in names])
-        return _new(Changes, (data.copy(), written, unset, large, {}))
+        return Changes(data=data.copy(), set=written, unset=unset, large=large, prints={})
 
     async def encode_large(self, changes: Changes) -> None:
         """Add the large fields that differ to ``changes.set``. They are encoded in a thread."""
@@ -86,7 +86,7 @@ class StoredFields(NamedTuple):
 
     def after(self, change: Change, changes: Changes) -> StoredFields:
         """Return the stored fields after a write of these changes."""
-        seal, texts, _, prints = self
+        texts, prints = self.texts, self.prints
         if change.replace:
             texts, prints = {}, {}
         elif change.unset:
@@ -96,7 +96,7 @@ class StoredFields(NamedTuple):
             known = {name: mark for name, mark in prints.items() if name not in change.set} | changes.prints
             prints = {name: mark for name, mark in known.items() if mark is not None and name in texts}
         # The values at the time of their encoding, which may be some time ago.
-        return _new(StoredFields, (seal, texts, changes.data, prints))
+        return StoredFields(seal=self.seal, texts=texts, data=changes.data, prints=prints)
 
 
 def _encode(

@@ -32,9 +32,6 @@ LONG_WAIT = 2.0
 #: The number of entered slots that a task remembers, for itself and for the tasks that it starts.
 MOST_NESTED = 64
 
-#: Makes a NamedTuple without a call of its constructor, which is a Python function.
-_new = tuple.__new__
-
 
 class Lease:
     """A lease on one address, which a task holds within ``async with``; the base of ``Slot``."""
@@ -93,7 +90,7 @@ class Lease:
             if must_check:
                 claimed = await self._claim(0.0, begun_at + self._wait)
             else:
-                claimed = await storage.perform(_new(Claim, (address, token, self._lease, False)))
+                claimed = await storage.perform(Claim(address=address, token=token, lease=self._lease))
                 if type(claimed) is not Claimed:
                     claimed = await self._claim(max(claimed.remaining, 0.001), begun_at + self._wait)
             self._holding = True

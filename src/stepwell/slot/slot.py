@@ -9,6 +9,7 @@ from typing import Any
 
 from stepwell._secrets import quoted
 from stepwell.codec import Seal, check_name
+from stepwell.codec.json import replaced
 from stepwell.codec.large import LARGE, in_thread, open_data, seal_data
 from stepwell.errors import (
     CorruptRecord,
@@ -23,7 +24,6 @@ from stepwell.record import (
     KEEP,
     NO_HEAD,
     NOTHING,
-    NOWHERE,
     Address,
     Change,
     Head,
@@ -44,9 +44,6 @@ __all__ = ["Slot"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-#: Makes a NamedTuple without a call of its constructor, which is a Python function.
-_new = tuple.__new__
-
 
 class Slot(Lease):
     """A record that this task holds within ``async with``.
@@ -56,8 +53,8 @@ class Slot(Lease):
     """
 
     __slots__ = (
-        "_deleted", "_memo_json", "_seal", "_stored", "_stored_head", "data", "deadline", "expires_at", "extension",
-        "indexed", "memo_limit", "place", "queue", "tags", "timers", "version",
+        "_deleted", "_memo_json", "_seal", "_stored", "_stored_head", "data", "deadline", "decoded", "expires_at",
+        "head", "memo_limit", "queue", "tags", "version",
     )  # fmt: skip
 
     def __init__(self, storage: Storage, namespace: str, key: Any, *, wait: float = 60.0, lease: float = 30.0) -> None:
@@ -72,14 +69,10 @@ class Slot(Lease):
         self._memo = None
         self._holding = self._lost = False
         self._renewal = None
-        #: Flow, state and revision.
-        self.place: Place = NOWHERE
-        #: Times on the backend's clock, by name; the deadline of the record is the earliest.
-        self.timers: Mapping[str, float] = NOTHING
-        #: JSON that the layer above keeps beside the place.
-        self.extension: str = ""
-        #: The flow and the state by which indexes find the record, if they differ from those of the place.
-        self.indexed: tuple[str | None, str | None] | None = None
+        #: What the next commit writes beside the data.
+        self.head: OpenedHead = NO_HEAD
+        #: For the layer above: a text of its extension, and what it has decoded of that.
+        self.decoded: tuple[str, Any] = ("", None)
         self.data: dict[Any, Any] = {}
         #: The version of the record; ``None`` if there is none.
         self.version: Version | None = None
@@ -92,7 +85,7 @@ class Slot(Lease):
         #: The maximum size of a memo, in bytes of JSON.
         self.memo_limit: int = self._seal.limit
         self._memo_json: str | None = None
-        self._stored: StoredFields = _new(StoredFields, (self._seal, {}, {}, {}))
+        self._stored: StoredFields = StoredFields(seal=self._seal, texts={}, data={}, prints={})
         self._stored_head: OpenedHead = NO_HEAD
         self._deleted = False
 
@@ -104,21 +97,38 @@ class Slot(Lease):
     @property
     def flow(self) -> str | None:
         """The name of the flow."""
-        return self.place.flow
+        return self.head.place.flow
 
     @flow.setter
     def flow(self, flow: str | None) -> None:
-        self.place = _new(Place, (flow, *self.place[1:]))
+        self.place = replaced(self.head.place, flow=flow)
 
     @property
     def state(self) -> str | None:
         """The name of the state in the flow."""
-        return self.place.state
+        return self.head.place.state
 
     @state.setter
     def state(self, state: str | None) -> None:
-        place = self.place
-        self.place = _new(Place, (place[0], state, *place[2:]))
+        self.place = replaced(self.head.place, state=state)
+
+    @property
+    def place(self) -> Place:
+        """Flow, state and revision."""
+        return self.head.place
+
+    @place.setter
+    def place(self, place: Place) -> None:
+        self.head = replaced(self.head, place=place)
+
+    @property
+    def timers(self) -> Mapping[str, float]:
+        """Times on the backend's clock, by name; the deadline of the record is the earliest."""
+        return self.head.timers
+
+    @timers.setter
+    def timers(self, timers: Mapping[str, float]) -> None:
+        self.head = replaced(self.head, timers=timers)
 
     @property
     def texts(self) -> Mapping[str, str]:
@@ -189,7 +199,7 @@ class Slot(Lease):
         self.data = await open_data(self._seal, self._stored.texts)
         self.head = self._stored_head
         self._deleted = False
-        self._stored = self._stored._replace(data=self.data.copy())
+        self._stored = replaced(self._stored, data=self.data.copy())
 
     async def reload(self) -> bool:
         """Load the record again after a commit that was cancelled, since it may have been written.
@@ -282,7 +292,7 @@ class Slot(Lease):
                 deadline = self.head.next_timer(self.time()) if deadline is KEEP else deadline
                 queue = None if queue is KEEP else queue
             if anew or opened != self._stored_head:
-                head = seal.head(*opened)
+                head = seal.head(opened)
                 if deadline is KEEP and opened.timers != self._stored_head.timers:
                     deadline = self.head.next_timer(self.time())
             if head is KEEP and not written and not gone and not parts and not dropped_parts and not force:
@@ -290,19 +300,32 @@ class Slot(Lease):
             if expiry is KEEP:
                 expiry = self.storage.expiry_of(self.address)
             sealed_parts = self._sealed_parts(parts or {}, dropped_parts) if parts or dropped_parts else NOTHING
-            change = _new(
-                Change,
-                (
-                    write, anew, False, False, not found, head, written, gone, tags, deadline, expiry, memo,
-                    sealed_parts, seal.limit, queue, None,
-                ),
-            )  # fmt: skip
+            change = Change(
+                write=write,
+                replace=anew,
+                fresh=not found,
+                head=head,
+                set=written,
+                unset=gone,
+                tags=tags,
+                deadline=deadline,
+                expiry=expiry,
+                memo=memo,
+                parts=sealed_parts,
+                limit=seal.limit,
+                queue=queue,
+            )
         if self._lost:
             raise LeaseLost(self.address.text)
-        guard = _new(Guard, (self._token, self.base, only_version, only_absent))
-        then = "keep" if keep else "release"
+        guard = Guard(token=self._token, base=self.base, version=only_version, absent=only_absent)
         applied: Applied = await self.storage.perform(
-            _new(Apply, (self.address, change, guard, then, self._lease, False))
+            Apply(
+                address=self.address,
+                change=change,
+                guard=guard,
+                then="keep" if keep else "release",
+                lease=self._lease,
+            )
         )
         self._holding = keep
         if keep:
@@ -316,15 +339,6 @@ class Slot(Lease):
         """Whether the next commit would delete the record."""
         return self._deleted and self.head == NO_HEAD and not self.data
 
-    @property
-    def head(self) -> OpenedHead:
-        """What the next commit writes beside the data."""
-        return _new(OpenedHead, (self.place, self.timers, self.extension, self.indexed))
-
-    @head.setter
-    def head(self, head: OpenedHead) -> None:
-        self.place, self.timers, self.extension, self.indexed = head
-
     def _sealed_parts(self, parts: Mapping[str, Any], dropped: Sequence[str]) -> dict[str, str | None]:
         sealed: dict[str, str | None] = dict.fromkeys(dropped)
         for name, value in parts.items():
@@ -337,7 +351,8 @@ class Slot(Lease):
         self.base, self._deleted = applied.base, change.delete
         self.version = None if change.delete else applied.version
         if change.delete or changes is None:
-            self._stored, self._stored_head = StoredFields(self._seal, {}, {}, {}), NO_HEAD
+            self._stored = StoredFields(seal=self._seal, texts={}, data={}, prints={})
+            self._stored_head = NO_HEAD
             self.deadline = self.expires_at = self.queue = None
         else:
             self._stored, self._stored_head = self._stored.after(change, changes), head
@@ -392,7 +407,7 @@ class Slot(Lease):
         stored: Stored | None = await self.storage.perform(Get(self.address))
         if stored is None or stored.base != self.base:
             return None
-        seal, texts, data, prints = self._stored
+        seal, texts, prints = self._seal, self._stored.texts, self._stored.prints
         others = {name: text for name, text in stored.fields.items() if texts.get(name) != text}
         try:
             merged = await open_data(seal, others)
@@ -400,7 +415,9 @@ class Slot(Lease):
             await self.storage.quarantine(self.address, stored, error)
             raise
         known = {name: mark for name, mark in prints.items() if name not in others}
-        self._stored = StoredFields(seal, {**texts, **others}, {**data, **merged}, known)
+        self._stored = StoredFields(
+            seal=seal, texts={**texts, **others}, data={**self._stored.data, **merged}, prints=known
+        )
         changed = {*mine.set, *mine.unset}
         taken = {key: value for key, value in merged.items() if seal.name(key) not in changed}
         self.data.update(taken)
@@ -419,14 +436,13 @@ class Slot(Lease):
         self.tags, self.queue = stored.tags, stored.queue
         try:
             if stored.head is not None:
-                self._stored_head = self._seal.open_head(stored.head)
-                self.head = self._stored_head
+                self.head = self._stored_head = self._seal.open_head(stored.head)
             # Decoded here, so that no handler runs on a record that cannot be read.
             if sum(map(len, texts.values())) > LARGE:
                 self.data, prints = await in_thread(decode_large, self._seal, texts)
             else:
                 self.data = self._seal.data(texts)
-            self._stored = _new(StoredFields, (self._seal, texts, self.data.copy(), prints))
+            self._stored = StoredFields(seal=self._seal, texts=texts, data=self.data.copy(), prints=prints)
         except CorruptRecord as error:
             await self.storage.quarantine(self.address, stored, error)
             raise

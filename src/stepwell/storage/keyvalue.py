@@ -7,9 +7,9 @@ import json
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from zlib import crc32
 
+from stepwell.codec.json import to_builtins
 from stepwell.codec.values import conform
 from stepwell.errors import CorruptRecord, StepwellError, StorageError, StorageFull
 from stepwell.record import Address, Limits, Stored
@@ -138,7 +138,7 @@ def _is_replacement(operation: Operation) -> bool:
 
 
 def _text(address: Address, cell: Cell) -> str:
-    row = asdict(cell)
+    row = to_builtins(cell)
     del row["token"], row["leased_until"], row["part_names"]
     body = json.dumps(row, ensure_ascii=False)
     return f"{_checksum(address, body):08x} {body}"

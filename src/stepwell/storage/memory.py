@@ -141,7 +141,8 @@ class MemoryStorage(Storage):
         found: dict[tuple[str, str | None, str | None], list[float]] = {}
         for address, cell in self._cells.items():
             if cell.visible(now):
-                at = address.namespace, cell.head and cell.head.flow, cell.head and cell.head.state
+                head = cell.head
+                at = address.namespace, head.flow if head else None, head.state if head else None
                 found.setdefault(at, []).append(cell.written_at)
         return [StateCount(*at, len(times), min(times)) for at, times in found.items()]
 

@@ -5,7 +5,9 @@ A result may also be a ``StepwellError``, which concerns its own operation only.
 
 from __future__ import annotations
 
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, TypeAlias
+
+from msgspec import Struct
 
 from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption, StepwellError
@@ -31,7 +33,7 @@ __all__ = [
 _LONGEST_NAME: Final = 500
 
 
-class Get(NamedTuple):
+class Get(Struct, frozen=True, gc=False):
     """Read a record. Returns ``Stored``, or ``None`` if there is none or it has expired.
 
     Example::
@@ -46,7 +48,7 @@ class Get(NamedTuple):
     parts: bool | Range | tuple[str, ...] = False
 
 
-class Claim(NamedTuple):
+class Claim(Struct, frozen=True, gc=False):
     """Lease an address to a token, and read it. Returns ``Claimed``, or ``Taken`` while another token has the lease.
 
     The address need not have a record. A token that already has the lease extends it.
@@ -66,7 +68,7 @@ class Claim(NamedTuple):
     renew: bool = False
 
 
-class Guard(NamedTuple):
+class Guard(Struct, frozen=True, gc=False):
     """Conditions of a write. If one is not met, nothing is written.
 
     Example::
@@ -88,7 +90,7 @@ class Guard(NamedTuple):
     absent: bool = False
 
 
-class Apply(NamedTuple):
+class Apply(Struct, frozen=True, gc=False):
     """Write one change. Returns ``Applied``, the error of the guard, or ``TooLarge``.
 
     Example::
@@ -108,7 +110,7 @@ class Apply(NamedTuple):
     returning: bool = False
 
 
-class Release(NamedTuple):
+class Release(Struct, frozen=True, gc=False):
     """End a token's lease, if it still has it. Returns ``None``.
 
     Example::
@@ -126,7 +128,7 @@ class Release(NamedTuple):
 Operation: TypeAlias = Get | Claim | Apply | Release
 
 
-class Claimed(NamedTuple):
+class Claimed(Struct, frozen=True):
     """The token has the lease."""
 
     record: Stored | None
@@ -137,14 +139,14 @@ class Claimed(NamedTuple):
     now: float
 
 
-class Taken(NamedTuple):
+class Taken(Struct, frozen=True, gc=False):
     """Another token has the lease."""
 
     #: Seconds until it expires, unless it is extended.
     remaining: float
 
 
-class Applied(NamedTuple):
+class Applied(Struct, frozen=True):
     """The change was written."""
 
     version: Version

@@ -15,7 +15,7 @@ from time import monotonic
 from typing import Any, Literal
 
 from stepwell.errors import StepwellError
-from stepwell.record import PROCESSES, Change, Place
+from stepwell.record import PROCESSES, Change, OpenedHead, Place
 from stepwell.storage.contract import Storage
 from stepwell.storage.operations import Apply
 
@@ -63,7 +63,7 @@ class Presence:
         address = storage.address(PROCESSES, storage.ids())
         seal = storage.seal(address)
         process: dict[str, Any] = {"names": self._names, "host": socket.gethostname()[:255], "pid": os.getpid()}
-        head = seal.head(Place(self._kind, None))
+        head = seal.head(OpenedHead(Place(self._kind, None)))
         began = since = monotonic()
         counted = self._counts()
         await asyncio.sleep(FIRST * storage.rng.uniform(0.5, 1))

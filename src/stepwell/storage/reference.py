@@ -60,12 +60,11 @@ class Header:
 
     def refusal(self, guard: Guard, address: Address, now: float) -> StepwellError | None:
         """Return the error of a guard that is not met. The lease, which goes first, is not a part of the header."""
-        _, base, version, absent = guard
-        if base is not None and base != self.base:
+        if guard.base is not None and guard.base != self.base:
             return RecordReplaced(address.text)
-        if version is not None and (version != self.version or not self.visible(now)):
+        if guard.version is not None and (guard.version != self.version or not self.visible(now)):
             return VersionChanged(address.text)
-        if absent and self.visible(now):
+        if guard.absent and self.visible(now):
             return RecordExists(address.text)
         return None
 
@@ -78,29 +77,28 @@ class Header:
 
     def write(self, change: Change, now: float, size: int, *, held: bool) -> TooLarge | None:
         """Apply a change that does not delete the record; its contents will have this size."""
-        write, replace, _, _, _, head, _, _, tags, deadline, expiry, _, _, limit, queue, _ = change
-        if size > limit and size > self.size:
-            return TooLarge("the record", size, limit)
+        if size > change.limit and size > self.size:
+            return TooLarge("the record", size, change.limit)
         anew = self.starts_anew(change, now, held=held)
         over = self.expired(now)
-        if replace or anew:
-            self.base = write
+        if change.replace or anew:
+            self.base = change.write
         if anew:
             self.head, self.tags, self.deadline, self.expires_at, self.queue = None, (), None, None, None
-        if head is not KEEP:
-            self.head = head
-        if tags is not KEEP:
-            self.tags = tags
-        if deadline is not KEEP:
-            self.deadline = None if deadline is None else now + deadline
-        if expiry is not KEEP:
-            self.expires_at = None if expiry is None else now + expiry
+        if change.head is not KEEP:
+            self.head = change.head
+        if change.tags is not KEEP:
+            self.tags = change.tags
+        if change.deadline is not KEEP:
+            self.deadline = None if change.deadline is None else now + change.deadline
+        if change.expiry is not KEEP:
+            self.expires_at = None if change.expiry is None else now + change.expiry
         elif not self.alive or (held and over):
             self.expires_at = None
-        if queue is not KEEP:
-            self.queue, self.queued_at = queue, now
+        if change.queue is not KEEP:
+            self.queue, self.queued_at = change.queue, now
         number = self.version.number + 1
-        self.version = tuple.__new__(Version, (number if self.alive else max(number, int(now * 1e6)), write))
+        self.version = Version(number if self.alive else max(number, int(now * 1e6)), change.write)
         self.alive, self.written_at, self.size = True, now, size
         return None
 
@@ -162,16 +160,16 @@ class Cell(Header):
     def stored(self, parts: bool | Range | tuple[str, ...]) -> Stored:
         """Return a copy for a reader."""
         return Stored(
-            self.version,
-            self.base,
-            self.written_at,
-            self.head.text if self.head else None,
-            self.fields.copy(),
-            self.tags,
-            self.expires_at,
-            self.deadline,
-            None if parts is False else self._chosen(parts),
-            self.queue,
+            version=self.version,
+            base=self.base,
+            written_at=self.written_at,
+            head=self.head.text if self.head else None,
+            fields=self.fields.copy(),
+            tags=self.tags,
+            expires_at=self.expires_at,
+            deadline=self.deadline,
+            parts=None if parts is False else self._chosen(parts),
+            queue=self.queue,
         )
 
     def _chosen(self, parts: bool | Range | tuple[str, ...]) -> dict[str, str]:
@@ -190,26 +188,25 @@ class Cell(Header):
         return self.part_names
 
     def _claim(self, claim: Claim, now: float) -> Result:
-        address, token, lease, renew = claim
         if self.token is not None and self.leased_until > now:
-            if self.token != token:
-                return LeaseLost(address.text) if renew else Taken(self.leased_until - now)
-        elif renew:
-            return LeaseLost(address.text)
-        self.token, self.leased_until = token, now + lease
+            if self.token != claim.token:
+                return LeaseLost(claim.address.text) if claim.renew else Taken(self.leased_until - now)
+        elif claim.renew:
+            return LeaseLost(claim.address.text)
+        self.token, self.leased_until = claim.token, now + claim.lease
         record = self.stored(parts=False) if self.visible(now) else None
-        return tuple.__new__(Claimed, (record, self.base, self.memo if self.memo_until > now else None, now))
+        return Claimed(record=record, base=self.base, memo=self.memo if self.memo_until > now else None, now=now)
 
     def _release(self, release: Release) -> None:
         if self.token == release.token:
             self.token, self.leased_until = None, 0.0
 
     def _apply(self, apply: Apply, now: float) -> Result:
-        address, change, guard, then, lease, returning = apply
+        change, guard = apply.change, apply.guard
         held = False
         if guard is not None:
             held = guard.token is not None
-            refused = self._refused(guard, address, now)
+            refused = self._refused(guard, apply.address, now)
             if refused is not None:
                 return refused
         if change.delete:
@@ -221,9 +218,9 @@ class Cell(Header):
         if change.memo is not KEEP and not change.forget:
             self.memo, self.memo_until = change.memo, now + DAY
         if held:
-            self.token, self.leased_until = (self.token, now + lease) if then == "keep" else (None, 0.0)
-        record = self.stored(parts=False) if returning and self.alive else None
-        return tuple.__new__(Applied, (self.version, self.base, now, record))
+            self.token, self.leased_until = (self.token, now + apply.lease) if apply.then == "keep" else (None, 0.0)
+        record = self.stored(parts=False) if apply.returning and self.alive else None
+        return Applied(version=self.version, base=self.base, now=now, record=record)
 
     def _refused(self, guard: Guard, address: Address, now: float) -> StepwellError | None:
         token = guard.token

@@ -19,7 +19,7 @@ from typing import Any
 from stepwell.adapters.framework.claims import HeldRecords
 from stepwell.adapters.framework.retry import PATIENCE, retry_until_free
 from stepwell.errors import AlreadyHeld, Busy
-from stepwell.record import NO_HEAD, NOWHERE, Address, Change, Place, Stored
+from stepwell.record import NO_HEAD, NOWHERE, Address, Change, OpenedHead, Place, Stored
 from stepwell.slot import Slot
 from stepwell.storage import Applied, Apply, Get, Storage
 
@@ -93,7 +93,7 @@ class ClaimedRecords:
             slot.place = place
             return
         address = self.storage.address(namespace, key)
-        await self._write(address, tags, head=self.storage.seal(address).head(place))
+        await self._write(address, tags, head=self.storage.seal(address).head(OpenedHead(place)))
 
     async def set_data(self, namespace: str, key: Any, data: Mapping[Any, Any], *, tags: tuple[str, ...]) -> None:
         """Replace the data, and keep flow and state."""

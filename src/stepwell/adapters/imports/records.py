@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from stepwell.codec import Seal
 from stepwell.errors import EncodeError, InvalidKey, RecordExists, StoredDataError, TooLarge, VersionChanged
-from stepwell.record import KEEP, NOWHERE, Change, Place, Stored
+from stepwell.record import KEEP, NOWHERE, Change, OpenedHead, Place, Stored
 from stepwell.storage import Apply, Get, Guard, Storage
 
 __all__ = ["ImportProblem", "ImportResult", "ImportedRecord", "RecordImport"]
@@ -94,7 +94,7 @@ class RecordImport:
         try:
             address = storage.address(record.namespace, record.key)
             seal = storage.seal(address)
-            head, fields = seal.head(record.place), seal.fields(record.data)
+            head, fields = seal.head(OpenedHead(record.place)), seal.fields(record.data)
         except (EncodeError, InvalidKey, TooLarge) as error:
             result.fail(record.source, str(error))
             return
@@ -139,8 +139,8 @@ class RecordImport:
 def _equal(seal: Seal, place: Place, stored: Stored, fields: Mapping[str, str]) -> bool:
     """Return whether a stored record has this state and data."""
     try:
-        return seal.open_head(stored.head).place[:2] == place[:2] and (
-            stored.fields == fields or seal.data(stored.fields) == seal.data(fields)
-        )
+        there = seal.open_head(stored.head).place
+        same_place = (there.flow, there.state) == (place.flow, place.state)
+        return same_place and (stored.fields == fields or seal.data(stored.fields) == seal.data(fields))
     except StoredDataError:
         return False

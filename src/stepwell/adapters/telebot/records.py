@@ -10,7 +10,7 @@ from stepwell.adapters.framework.states import place_of, state_name
 from stepwell.codec import check_name
 from stepwell.codec.large import seal_data
 from stepwell.options import check_instance
-from stepwell.record import Address, Change, Place, Stored
+from stepwell.record import Address, Change, OpenedHead, Place, Stored
 from stepwell.storage import Apply, Get, Storage
 
 __all__ = ["RecordKey", "Snapshot", "StateRecords"]
@@ -55,7 +55,7 @@ class StateRecords:
     async def set_state(self, key: RecordKey, state: object) -> bool:
         """Set the state, and keep the data. Creates the record if there is none."""
         address = self._address(key)
-        head = self.storage.seal(address).head(_place_of(getattr(state, "name", state)))
+        head = self.storage.seal(address).head(OpenedHead(_place_of(getattr(state, "name", state))))
         await self.storage.check_keys(address)
         await self.storage.perform(Apply(address, self.storage.change(address, head=head, tags=key.tags)))
         return True

@@ -10,7 +10,7 @@ from stepwell.errors import ContextClosed, DuplicateUpdate, NoKeyError
 from stepwell.fsm import keys
 from stepwell.fsm.base import Machine
 from stepwell.fsm.update import Update
-from stepwell.record import NOWHERE
+from stepwell.record import NO_HEAD
 from stepwell.slot import Slot
 
 __all__ = ["CLOSED", "Block", "Move", "NoRecord"]
@@ -24,8 +24,7 @@ class NoRecord:
 
     __slots__ = ("data", "key_given")
 
-    place = NOWHERE
-    extension = ""
+    head = NO_HEAD
 
     def __init__(self, *, key_given: bool) -> None:
         #: ``key=None`` was passed, and no key strategy was called.

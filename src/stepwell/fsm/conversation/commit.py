@@ -60,7 +60,7 @@ async def write(
     """
     if ctx._profile is not None:
         _write_profile(fsm, ctx._profile, slot)
-    place, kept = slot.place, extension_of(slot)
+    place, kept = slot.head.place, extension_of(slot)
     if force and not slot.found and slot.head == NO_HEAD and not slot.data:
         return await _write_memo(fsm, ctx, slot, memo)
     flow = None if place.flow is None else fsm.flows.get(place.flow)

@@ -146,11 +146,11 @@ class Conversation:
                 if self._handled.has(self._token):
                     await self._repeat(ctx, slot, self._handled)
             if not ctx.duplicate:
-                if slot.timers and is_expired(slot):
+                if slot.head.timers and is_expired(slot):
                     await retire(fsm, slot)
-                if slot.place.flow is not None:
+                if slot.head.place.flow is not None:
                     declared = catch_up(fsm.flows, slot)
-                    if not declared or (slot.timers and is_timed_out(slot)):
+                    if not declared or (slot.head.timers and is_timed_out(slot)):
                         await self._apply_overdue(ctx, slot)
         except BaseException as error:
             if not isinstance(error, DuplicateUpdate):

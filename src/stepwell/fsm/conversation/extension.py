@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Mapping
 from typing import Any, Final
 
 from stepwell.codec import values
@@ -25,7 +25,7 @@ __all__ = [
     "opened_extension",
     "set_timer",
     "with_kept",
-    "with_timer",
+    "with_timers",
 ]
 
 #: The timers of a conversation: the timeout of its state; its expiry, if the storage keeps the record longer; the next
@@ -96,15 +96,15 @@ _decode = decoder(Extension)
 _NONE: Final = Extension()
 
 
-@lru_cache(maxsize=1024)
-def _decoded(text: str) -> Extension:
-    extension: Extension = _decode(text)
-    return extension
-
-
 def extension_of(record: Any) -> Extension:
     """Return what a held record keeps. Raises ``CorruptRecord``."""
-    return opened_extension(record.extension, record.address) if record.extension else _NONE
+    text = record.head.extension
+    if not text:
+        return _NONE
+    if record.decoded[0] is not text:
+        record.decoded = text, opened_extension(text, record.address)
+    kept: Extension = record.decoded[1]
+    return kept
 
 
 def opened_extension(text: str, address: Address) -> Extension:
@@ -112,28 +112,25 @@ def opened_extension(text: str, address: Address) -> Extension:
     if not text:
         return _NONE
     try:
-        return _decoded(text)
+        kept: Extension = _decode(text)
     except MalformedJSON as error:
         raise CorruptRecord(address.text, "its extension", f"has an unknown format ({error})") from error
+    return kept
 
 
 def with_kept(head: OpenedHead, extension: Extension) -> OpenedHead:
     """Return a head that keeps this, with the timers that belong to it."""
     text = "" if extension == _NONE else to_json(extension).decode()
-    head = head._replace(extension=text)
-    head = with_timer(head, HAND_OVER, min([entry[3] for entry in extension.expired], default=None))
+    hand_over = min([entry[3] for entry in extension.expired], default=None)
     # Calls are sent in order, so only the first entry has a time.
-    return with_timer(head, OUTBOX, extension.outbox[0][0] if extension.outbox else None)
+    outbox = extension.outbox[0][0] if extension.outbox else None
+    return with_timers(replaced(head, extension=text), {HAND_OVER: hand_over, OUTBOX: outbox})
 
 
-def with_timer(head: OpenedHead, name: str, at: float | None) -> OpenedHead:
-    """Return a head with a timer, or without it."""
-    if head.timers.get(name) == at:
-        return head
-    timers = {other: time for other, time in head.timers.items() if other != name}
-    if at is not None:
-        timers[name] = float(at)
-    return head._replace(timers=timers)
+def with_timers(head: OpenedHead, changed: Mapping[str, float | None]) -> OpenedHead:
+    """Return a head with these timers, and without those whose time is ``None``."""
+    timers = {name: float(at) for name, at in {**head.timers, **changed}.items() if at is not None}
+    return replaced(head, timers=timers)
 
 
 def after_end(extension: Extension) -> OpenedHead:
@@ -147,12 +144,14 @@ def after_end(extension: Extension) -> OpenedHead:
 
 def keep(slot: Slot, **changes: Any) -> None:
     """Change what a held record keeps, and the timers that belong to it."""
-    slot.head = with_kept(slot.head, replaced(extension_of(slot), **changes))
+    kept = replaced(extension_of(slot), **changes)
+    slot.head = with_kept(slot.head, kept)
+    slot.decoded = slot.head.extension, kept
 
 
 def set_timer(slot: Slot, name: str, at: float | None) -> None:
     """Set a timer of a held record, or remove it."""
-    slot.head = with_timer(slot.head, name, at)
+    slot.head = with_timers(slot.head, {name: at})
 
 
 def end(slot: Slot) -> None:

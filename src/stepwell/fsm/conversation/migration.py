@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from stepwell._secrets import quoted
 from stepwell.codec import values
-from stepwell.codec.json import Raw
+from stepwell.codec.json import Raw, replaced
 from stepwell.errors import EncodeError, FieldError, MigrationError, StepwellError
 from stepwell.fsm.base import Machine
 from stepwell.fsm.conversation.extension import Waiting, extension_of, keep
@@ -59,9 +59,9 @@ def migrated(flow: FlowDescription, revision: int, state: str | None, data: dict
 
 def is_declared(flows: Mapping[str, FlowDescription], slot: Slot) -> bool:
     """Return whether the flow and state of a held record are declared in this release."""
-    name, state, _ = slot.place
-    flow = None if name is None else flows.get(name)
-    return flow is not None and (state is None or flow.declares(state))
+    place = slot.head.place
+    flow = None if place.flow is None else flows.get(place.flow)
+    return flow is not None and (place.state is None or flow.declares(place.state))
 
 
 def catch_up(flows: Mapping[str, FlowDescription], slot: Slot) -> bool:
@@ -69,9 +69,14 @@ def catch_up(flows: Mapping[str, FlowDescription], slot: Slot) -> bool:
 
     A record that cannot be migrated is unchanged.
     """
-    name, state, revision = slot.place
-    flow = None if name is None else flows.get(name)
-    if flow is not None and revision == flow.revision and state in flow.states and not extension_of(slot).stack:
+    place = slot.head.place
+    flow = None if place.flow is None else flows.get(place.flow)
+    if (
+        flow is not None
+        and place.revision == flow.revision
+        and place.state in flow.states
+        and not extension_of(slot).stack
+    ):
         # Fast path: the record is up to date.
         return True
     try:
@@ -141,7 +146,7 @@ def _present(
         return place, history, None
     # An earlier release moved the migrated record: its data is up to date, but its state is not.
     states = _states_after(flow, revision - 1, (place.state,), copy_of_data)
-    return place._replace(state=states[0] if states else place.state), history, None
+    return replaced(place, state=states[0] if states else place.state), history, None
 
 
 def _states_after(

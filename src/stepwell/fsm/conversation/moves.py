@@ -7,14 +7,14 @@ from typing import Any
 
 from stepwell._secrets import quoted
 from stepwell.codec import values
-from stepwell.codec.json import Raw
+from stepwell.codec.json import Raw, replaced
 from stepwell.errors import InvalidOption, TransitionError, UsageError
 from stepwell.fsm.conversation.block import Block, NoRecord
 from stepwell.fsm.conversation.extension import Waiting, end, extension_of, keep
 from stepwell.fsm.conversation.history import HISTORY, entry_times, packed_times, with_entry
 from stepwell.fsm.flows import typed
 from stepwell.fsm.flows.description import FlowDescription
-from stepwell.record import Place
+from stepwell.record import NOWHERE, Place
 
 __all__ = ["Moves", "check_mapping"]
 
@@ -30,13 +30,13 @@ class Moves(Block):
     @property
     def flow(self) -> str | None:
         """The name of the active flow."""
-        flow: str | None = self._record.place.flow
+        flow: str | None = self._record.head.place.flow
         return flow
 
     @property
     def state(self) -> str | None:
         """The name of the present state."""
-        state: str | None = self._record.place.state
+        state: str | None = self._record.head.place.state
         return state
 
     def start_flow(self, flow: object) -> Any:
@@ -53,7 +53,7 @@ class Moves(Block):
             return self._invalid(active.name, active.name, description.name, starting=True)
         self.began = True
         stack = extension_of(self._record).stack if active is not None else ()
-        self._enter(description.name, first, description.revision, stack=stack)
+        self._enter(Place(description.name, first, description.revision), stack=stack)
         self._record.data = {}
         return True
 
@@ -61,16 +61,16 @@ class Moves(Block):
         """Move to a state that the active flow declares as next."""
         if self._refuses():
             return False
-        name, state, revision = self._record.place
-        flow = None if name is None else self._fsm.flows.get(name)
+        place, flow = self._record.head.place, self._active()
         if flow is None:
             _check_state("transition", to)
-            return self._invalid(None, state, str(to))
-        if not flow.allowed(state, to):
+            return self._invalid(None, place.state, str(to))
+        if not flow.allowed(place.state, to):
             _check_state("transition", to)
-            return self._invalid(name, state, str(to), allowed=flow.targets(state), problem=flow.problem_with(to))
+            allowed, problem = flow.targets(place.state), flow.problem_with(to)
+            return self._invalid(place.flow, place.state, str(to), allowed=allowed, problem=problem)
         # A record of another revision keeps that revision until it is migrated.
-        self._go_on(name, to, revision or flow.revision)
+        self._go_on(Place(place.flow, to, place.revision or flow.revision))
         return True
 
     def set_state(self, state: str | None, *, flow: object = None) -> Any:
@@ -78,7 +78,7 @@ class Moves(Block):
         target = None if flow is None else self._fsm.flows.find(flow)
         if self._refuses():
             return False
-        place = self._record.place
+        place = self._record.head.place
         description = target or self._active()
         if description is None or not (state is None or description.declares(state)):
             if state is not None:
@@ -89,16 +89,16 @@ class Moves(Block):
             to = None if state is None else str(state)
             return self._invalid(name, place.state, to, allowed=allowed, problem=problem)
         if description.name == place.flow:
-            self._go_on(place.flow, state, place.revision or description.revision)
+            self._go_on(Place(place.flow, state, place.revision or description.revision))
         else:
-            self._enter(description.name, state, description.revision)
+            self._enter(Place(description.name, state, description.revision))
         return True
 
     def back(self) -> Any:
         """Return to the previous state, declared as next or not. The data is kept."""
         if self._refuses():
             return False
-        place, flow, kept = self._record.place, self._active(), extension_of(self._record)
+        place, flow, kept = self._record.head.place, self._active(), extension_of(self._record)
         # States that a later release removed are skipped.
         times = entry_times(kept.entered_at, len(kept.history) + 1)
         entries = () if flow is None else zip(kept.history, times, strict=False)
@@ -107,8 +107,8 @@ class Moves(Block):
             return self._invalid(place.flow if flow else None, place.state, None)
         *before, (state, _) = declared
         history, entered_at = tuple(each for each, _ in before), packed_times([at for _, at in before])
-        revision = place.revision or flow.revision
-        self._enter(place.flow, state, revision, history, kept.stack, entered_at=entered_at)
+        to = Place(place.flow, state, place.revision or flow.revision)
+        self._enter(to, history, kept.stack, entered_at=entered_at)
         return True
 
     def push_flow(self, flow: object, data: Mapping[Any, Any] | None = None, *, into: str | None = None) -> Any:
@@ -124,7 +124,7 @@ class Moves(Block):
         if self._refuses():
             return False
         record, active = self._record, self._active()
-        place, kept = record.place, extension_of(record)
+        place, kept = record.head.place, extension_of(record)
         if active is None:
             return self._invalid(None, place.state, inner.name)
         if len(kept.stack) >= NESTED:
@@ -132,7 +132,7 @@ class Moves(Block):
         typed.check_fields(inner.name, inner.data, data or {})
         data_and_into = values.encode([record.data, into], record.storage.limits)
         waiting = Waiting(place.flow, place.state, place.revision, kept.history, Raw(data_and_into))
-        self._enter(inner.name, first, inner.revision, stack=(*kept.stack, waiting))
+        self._enter(Place(inner.name, first, inner.revision), stack=(*kept.stack, waiting))
         record.data = dict(data or {})
         return True
 
@@ -140,13 +140,13 @@ class Moves(Block):
         """End the inner flow, and continue the outer flow in the state it was in."""
         if self._refuses():
             return False
-        place, stack = self._record.place, extension_of(self._record).stack
+        place, stack = self._record.head.place, extension_of(self._record).stack
         if not stack:
             problem = f"{quoted(place.flow)} is not an inner flow; pop_flow() ends a flow that push_flow() began"
             return self._invalid(place.flow, place.state, None, problem=problem if place.flow else None)
         outer = stack[-1]
         data, into = outer.opened(self._record)
-        self._enter(*outer.place, outer.history, stack[:-1])
+        self._enter(outer.place, outer.history, stack[:-1])
         self._record.data = data
         self.result = result
         if into is not None:
@@ -159,44 +159,36 @@ class Moves(Block):
         if type(self._record) is NoRecord and not self._record.data:
             return
         if not self._refuses():
-            if self._record.place.flow is not None:
-                self._enter(None, None, None)
+            if self._record.head.place.flow is not None:
+                self._enter(NOWHERE)
             end(self._record)
 
     def _active(self) -> FlowDescription | None:
         """Return the active flow, or ``None`` if there is none or it is not declared here."""
-        flow = self._record.place.flow
+        flow = self._record.head.place.flow
         return None if flow is None else self._fsm.flows.get(flow)
 
-    def _go_on(self, flow: str | None, state: str | None, revision: int | None) -> None:
+    def _go_on(self, to: Place) -> None:
         """Enter another state of the active flow."""
-        kept, left = extension_of(self._record), self._record.place.state
+        kept, left = extension_of(self._record), self._record.head.place.state
         if left is None:
-            self._enter(flow, state, revision, kept.history, kept.stack)
+            self._enter(to, kept.history, kept.stack)
         else:
-            history = (*kept.history, left)[-HISTORY:]
-            self._enter(flow, state, revision, history, kept.stack, entered_at=kept.entered_at)
+            self._enter(to, (*kept.history, left)[-HISTORY:], kept.stack, entered_at=kept.entered_at)
 
     def _enter(
-        self,
-        flow: str | None,
-        state: str | None,
-        revision: int | None,
-        history: tuple[str, ...] = (),
-        stack: tuple[Waiting, ...] = (),
-        *,
-        entered_at: str = "",
+        self, to: Place, history: tuple[str, ...] = (), stack: tuple[Waiting, ...] = (), *, entered_at: str = ""
     ) -> None:
         """Move; ``entered_at`` has the times of the states in ``history``, as far as they are known."""
         record = self._record
-        left_flow, left_state, _ = record.place
-        if state is not None:
+        left = record.head.place
+        if to.state is not None:
             # A declared state is a StateName, but the codec takes exact types only.
-            state = str.__str__(state)
-        self.moves.append((left_flow, left_state, flow, state))
+            to = replaced(to, state=str.__str__(to.state))
+        self.moves.append((left.flow, left.state, to.flow, to.state))
         self.entered = True
-        entered_at = "" if flow is None else with_entry(entered_at, record.now)
-        record.place = tuple.__new__(Place, (flow, state, revision))
+        entered_at = "" if to.flow is None else with_entry(entered_at, record.now)
+        record.head = replaced(record.head, place=to)
         keep(record, history=history, stack=stack, entered_at=entered_at)
 
     def _check(self, fields: Mapping[Any, Any]) -> None:

@@ -74,7 +74,7 @@ async def submit(
     change = Change(
         write=storage.ids(),
         fresh=True,
-        head=seal.head(*run_head(Place(title, None, revision if revision > 1 else None), table, storage.limits)),
+        head=seal.head(run_head(Place(title, None, revision if revision > 1 else None), table, storage.limits)),
         set=fields,
         tags=KEEP if parent is None else (tag_of(parent.flow_id),),
         deadline=after,

@@ -56,7 +56,7 @@ async def send(storage: Storage, flow_id: str, kind: Kind, message_of: LetterOf)
         head: Head | Keep = KEEP
         if table.get("before", table["status"]) == "queued":
             # A worker reads the parts of a queued run only if its table says that there are some.
-            head = storage.seal(address).head(*run_head(place, {**table, "mail": True}, storage.limits, opened.timers))
+            head = storage.seal(address).head(run_head(place, {**table, "mail": True}, storage.limits, opened.timers))
         change = Change(
             storage.ids(),
             head=head,

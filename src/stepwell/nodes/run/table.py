@@ -91,8 +91,7 @@ def flow_indexes(flow: str, revision: int) -> list[str]:
 
 def set_table(slot: Slot, table: dict[str, Any]) -> None:
     """Keep a table in the record of a held run, which is found by its revision and its status."""
-    head = run_head(slot.place, table, slot.storage.limits)
-    slot.extension, slot.indexed = head.extension, head.indexed
+    slot.head = run_head(slot.head.place, table, slot.storage.limits, slot.head.timers)
 
 
 def run_head(place: Place, table: dict[str, Any], limits: Limits, timers: Mapping[str, float] = NOTHING) -> OpenedHead:

@@ -109,7 +109,7 @@ class Facade(ABC):
         """Create or replace the whole record."""
         check_instance(state, State, "set_state() takes a State(flow, state, data), not {type}")
         address = self.address(bot, key)
-        head = self.seal(address).head(Place(_name(state.flow), _name(state.state)))
+        head = self.seal(address).head(OpenedHead(Place(_name(state.flow), _name(state.state))))
         expiry = self._ttls.get(address.namespace)
         await self._write_data(address, state.data, replace=True, head=head, deadline=None, expiry=expiry, queue=None)
 

@@ -30,8 +30,6 @@ _OPTIONS: Final = {
 #: their time, but each failed write is an error in the server's log.
 _CHECKED: Final = 1_000
 _UNGUARDED: Final = Guard()
-#: Makes a NamedTuple without a call of its constructor, which is a Python function.
-_new = tuple.__new__
 
 
 class PartsWrite:
@@ -54,12 +52,12 @@ class PartsWrite:
 
         Returns ``None`` if only the function can run the write.
         """
-        (namespace, key), change, guard, then, lease, returning = operation
-        token, base, version, absent = guard or _UNGUARDED
+        (namespace, key), change, guard = operation.address, operation.change, operation.guard or _UNGUARDED
+        token, base, version = guard.token, guard.base, guard.version
         fields, expiry = change.set, change.expiry
         if (
-            returning
-            or absent
+            operation.returning
+            or guard.absent
             or change.replace
             or change.delete
             or change.unset
@@ -85,7 +83,7 @@ class PartsWrite:
         if expiry is not KEEP:
             args.append(expiry)
         if token is not None:
-            args += (token, then == "keep", lease)
+            args += (token, operation.then == "keep", operation.lease)
         if data is not None:
             args.append(data)
         if base is not None:
@@ -132,4 +130,4 @@ def parts_applied(operations: Sequence[Any], rows: Sequence[Any]) -> list[Result
     if not rows:
         return None
     ((version, now, base),) = rows
-    return [_new(Applied, (_new(Version, (version, operations[0].change.write)), base, now, None))]
+    return [Applied(version=Version(version, operations[0].change.write), base=base, now=now)]

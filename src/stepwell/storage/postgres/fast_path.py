@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib.resources import files
-from operator import itemgetter
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 from stepwell.record import KEEP, TURN, Version
@@ -80,7 +80,7 @@ class FastPath:
     def remember(self, operations: Sequence[Any], results: Sequence[Result]) -> None:
         """Remember the addresses at which a record was claimed, and at how many of the others none was."""
         claimed = [
-            (hash(operation[0]), type(result) is Claimed and result.record is not None)
+            (hash(operation.address), type(result) is Claimed and result.record is not None)
             for operation, result in zip(operations, results, strict=True)
             if type(operation) is Claim and not operation.renew and not _is_turn(operation)
         ]
@@ -97,18 +97,18 @@ class FastPath:
         for row in rows:
             if not row[_STALE]:
                 record = None if row[_RECORD] is None else stored(row, _RECORD)
-                found[row[_KEY]] = _new(Claimed, (record, row[_BASE], row[_MEMO], row[_TIME]))
+                found[row[_KEY]] = Claimed(record=record, base=row[_BASE], memo=row[_MEMO], now=row[_TIME])
         if len(found) < len(operations):
             # The function reports which of the others have a record.
-            self._known.difference_update([hash(each[0]) for each in operations if each[0].key not in found])
+            self._known.difference_update([hash(each.address) for each in operations if each.address.key not in found])
             return None
-        results = [found[operation[0].key] for operation in operations]
+        results = [found[operation.address.key] for operation in operations]
         if not self._known.issuperset(map(hash, map(_address, operations))):
             self.remember(operations, results)
         return results
 
 
-_address = itemgetter(0)
+_address = attrgetter("address")
 
 
 def _is_turn(operation: Operation) -> bool:
@@ -116,20 +116,16 @@ def _is_turn(operation: Operation) -> bool:
     return operation.address.key.endswith(TURN)
 
 
-#: Makes a NamedTuple without a call of its constructor, which is a Python function.
-_new = tuple.__new__
-
-
 def _claims(operations: Sequence[Any]) -> tuple[Any, ...] | None:
     rows = []
-    (namespace, _), _, lease, _ = operations[0]
+    namespace, lease = operations[0].address.namespace, operations[0].lease
     for operation in operations:
         if type(operation) is not Claim:
             return None
-        (its_namespace, key), token, its_lease, renew = operation
-        if renew or its_lease != lease or its_namespace != namespace:
+        its_namespace, key = operation.address
+        if operation.renew or operation.lease != lease or its_namespace != namespace:
             return None
-        rows.append((key, token))
+        rows.append((key, operation.token))
     return namespace, *_arrays(rows), lease, len(rows)
 
 
@@ -140,15 +136,15 @@ def _writes(operations: Sequence[Any]) -> tuple[Any, ...] | None:
     for operation in operations:
         if type(operation) is not Apply or operation.guard is None or not is_simple_write(operation):
             return None
-        (its_namespace, key), change, _, then, lease, _ = operation
-        same = its_namespace == namespace and lease == first.lease and change.limit == first.change.limit
+        (its_namespace, key), change = operation.address, operation.change
+        same = its_namespace == namespace and operation.lease == first.lease and change.limit == first.change.limit
         if change.fresh or not same:
             return None
         data, size = small_fields(change.set)
         flow = state = head = deadline = expiry = None
         if change.head is not KEEP:
-            flow, state, head = change.head
-        flags = KEEP_FLAG if then == "keep" else 0
+            flow, state, head = change.head.flow, change.head.state, change.head.text
+        flags = KEEP_FLAG if operation.then == "keep" else 0
         if change.deadline is not KEEP:
             flags, deadline = flags | DEADLINE_FLAG, change.deadline
         if change.expiry is not KEEP:
@@ -192,6 +188,6 @@ def _applied(operations: Sequence[Any], rows: Sequence[Any]) -> list[Result] | N
         return None
     found: list[Result] = [None] * len(operations)
     for at, version, now in rows:
-        _, change, guard, *_ = operations[at - 1]
-        found[at - 1] = _new(Applied, (_new(Version, (version, change.write)), guard.base, now, None))
+        apply = operations[at - 1]
+        found[at - 1] = Applied(version=Version(version, apply.change.write), base=apply.guard.base, now=now)
     return found

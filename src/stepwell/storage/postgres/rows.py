@@ -173,7 +173,7 @@ def _common(operation: Operation) -> tuple[int, int, str | None, float | None]:
 
 def is_simple_write(apply: Apply) -> bool:
     """Return whether a holder changes only small fields, the head, times and the memo."""
-    _, change, guard, _, _, returning = apply
+    change, guard, returning = apply.change, apply.guard, apply.returning
     return (
         guard is not None
         and guard.token is not None
@@ -215,7 +215,7 @@ def _written(apply: Apply) -> tuple[Any, ...]:
             size += weight(name, part)
     flow = state = head = None
     if change.head is not KEEP:
-        flow, state, head = change.head
+        flow, state, head = change.head.flow, change.head.state, change.head.text
     version = None if guard is None else guard.version
     return (
         change.write,
@@ -284,7 +284,8 @@ def results(operations: Sequence[Operation], rows: Sequence[Any]) -> list[Result
 def _applied(operation: Operation, row: Any, clock: float, record: Stored | None) -> Applied:
     version, write, base = row[3:6]
     # The function returns null for values that the operation already has.
-    change, guard = cast("Apply", operation)[1:3]
+    apply = cast("Apply", operation)
+    change, guard = apply.change, apply.guard
     if write is None:
         write = change.write
     if base is None:
@@ -300,7 +301,7 @@ def stored(row: Any, first: int) -> Stored:
         fields.update(from_json(large))
     if tags and "\\" in "".join(tags):
         tags = map(unescaped, tags)
-    its_version = tuple.__new__(Version, (version, write))
+    its_version = Version(version, write)
     place = None if queue is None else queue_of(queue)
     return Stored(its_version, base, written_at, head, fields, tuple(tags or ()), expires_at, deadline, None, place)
 

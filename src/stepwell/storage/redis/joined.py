@@ -34,7 +34,7 @@ def joined_arguments(
         if len(indexes) == 1:
             # The usual case.
             operation = operations[indexes[0]]
-            row += use, 1, record(operation[0])
+            row += use, 1, record(operation.address)
             row += arguments(operation)
         else:
             row += use, len(indexes)

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
 
 from stepwell._secrets import quoted
-from stepwell.codec.json import to_msgpack
+from stepwell.codec.json import replaced, to_msgpack
 from stepwell.errors import InvalidOption, NotReplicated, StorageClosed, StorageError, StorageUnavailable
 from stepwell.options import check_choice, check_number, check_whole
 from stepwell.record import Address, Limits
@@ -216,7 +216,7 @@ class RedisStorage(Storage):
         # this, and is a write that WAIT can wait for.
         name = CONFIRM, self._server.node_of(claim.address)
         lane = self._lanes.get(name) or self._new_lane(name, self._run_confirm)
-        await lane.submit(claim._replace(renew=True))
+        await lane.submit(replaced(claim, renew=True))
 
     async def _run_confirm(self, batch: Batch) -> list[Result]:
         return whole(await self._make(batch, batch.lane, wait=self._wait))
@@ -378,7 +378,7 @@ class RedisStorage(Storage):
             return [(Apply in {*map(type, operations)}, 0, range(len(operations)))]
         groups: dict[int, tuple[bool, int, list[int]]] = {}
         for n, operation in enumerate(operations):
-            tag = tag_of(operation[0])
+            tag = tag_of(operation.address)
             writes = not split or type(operation) is Apply
             name = tag if writes else ~tag
             if name in groups:

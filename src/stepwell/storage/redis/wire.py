@@ -126,8 +126,7 @@ def arguments(operation: Operation) -> Sequence[Argument]:
     if isinstance(operation, Apply):
         return _apply(operation)
     if isinstance(operation, Claim):
-        _, token, lease, renew = operation
-        return "C", 3, token, float(lease), "1" if renew else ""
+        return "C", 3, operation.token, float(operation.lease), "1" if operation.renew else ""
     if isinstance(operation, Get):
         parts = operation.parts
         if isinstance(parts, Range):
@@ -152,58 +151,50 @@ def _range(wanted: Range) -> tuple[str, str, str, str]:
 
 
 def _apply(apply: Apply) -> list[Argument]:
-    # Unpacked at once: an access to a field of a NamedTuple by its name is slow.
-    _, change, guard, then, lease, returning = apply
-    (
-        write, replace, delete, forget, fresh, head, fields, unset, tags, deadline, expiry, memo, parts, limit, queue,
-        drop,
-    ) = change  # fmt: skip
-    if delete:
-        mode = "forget" if forget else "delete"
+    change, guard = apply.change, apply.guard or _UNGUARDED
+    fields, head = change.set, change.head
+    if change.delete:
+        mode = "forget" if change.forget else "delete"
     else:
-        mode = "replace" if replace else "merge"
-    token, base, version, absent = guard or _UNGUARDED
+        mode = "replace" if change.replace else "merge"
     row: list[Argument] = [
-        "A", 0, mode, write, token or "", "-" if base is None else "=" + base, str(limit), len(fields), *fields,
-        *fields.values(),
+        "A", 0, mode, change.write, guard.token or "", "-" if guard.base is None else "=" + guard.base,
+        str(change.limit), len(fields), *fields, *fields.values(),
     ]  # fmt: skip
-    if version is not None:
-        row += ("n", str(version.number), "w", version.write)
-    if absent:
+    if guard.version is not None:
+        row += ("n", str(guard.version.number), "w", guard.version.write)
+    if guard.absent:
         row += ("b", "1")
-    if then == "keep":
-        row += ("k", float(lease))
-    if returning:
+    if apply.then == "keep":
+        row += ("k", float(apply.lease))
+    if apply.returning:
         row += ("r", "1")
     if head is not KEEP:
-        flow, state, text = head
-        row += ("h", text)
-        if flow is not None:
-            row += ("a", flow)
-        if state is not None:
-            row += ("s", state)
-    if memo is not KEEP:
-        row += ("m", memo)
-    if deadline is not KEEP:
-        row += ("d", "-" if deadline is None else float(deadline))
-    if expiry is not KEEP:
-        row += ("e", "-" if expiry is None else float(expiry))
-    if tags is not KEEP:
-        row += ("g", "".join([_escaped(tag) + "\n" for tag in tags]))
-    if queue is not KEEP:
-        row += ("o", "-" if queue is None else queue_text(queue))
-    if fresh:
+        row += ("h", head.text)
+        if head.flow is not None:
+            row += ("a", head.flow)
+        if head.state is not None:
+            row += ("s", head.state)
+    if change.memo is not KEEP:
+        row += ("m", change.memo)
+    if change.deadline is not KEEP:
+        row += ("d", "-" if change.deadline is None else float(change.deadline))
+    if change.expiry is not KEEP:
+        row += ("e", "-" if change.expiry is None else float(change.expiry))
+    if change.tags is not KEEP:
+        row += ("g", "".join([_escaped(tag) + "\n" for tag in change.tags]))
+    if change.queue is not KEEP:
+        row += ("o", "-" if change.queue is None else queue_text(change.queue))
+    if change.fresh:
         row += ("f", "1")
-    if unset:
-        for name in dict.fromkeys(unset):
-            # A field that one change both unsets and sets is set.
-            if name not in fields:
-                row += ("u", name)
-    if parts:
-        for name, part in parts.items():
-            row += ("q", name) if part is None else ("p", name, "t", part)
-    if drop is not None:
-        for argument in _range(drop):
+    for name in dict.fromkeys(change.unset):
+        # A field that one change both unsets and sets is set.
+        if name not in fields:
+            row += ("u", name)
+    for name, part in change.parts.items():
+        row += ("q", name) if part is None else ("p", name, "t", part)
+    if change.drop is not None:
+        for argument in _range(change.drop):
             row += ("l", argument)
     row[1] = len(row) - 2
     return row
@@ -232,9 +223,6 @@ def _tags(text: str) -> tuple[str, ...]:
 
 # Results
 
-#: Makes a NamedTuple without a call of its constructor, which is a Python function.
-_new = tuple.__new__
-
 
 def result(operation: Operation, reply: list[Any], now: float) -> Result:
     """Return the result of an operation. Raises ``StorageUnavailable`` if the whole batch failed."""
@@ -242,12 +230,16 @@ def result(operation: Operation, reply: list[Any], now: float) -> Result:
     if isinstance(operation, Apply):
         if code:
             return _refused(operation, reply)
-        version = _new(Version, (int(reply[1]), reply[2]))
+        version = Version(int(reply[1]), reply[2])
         if len(reply) == 4:
-            return _new(Applied, (version, reply[3], now, None))
+            return Applied(version=version, base=reply[3], now=now)
         # The record after the write, even if it has expired.
         after = stored(operation.address, paired(reply[4]), float("-inf"), None)
-        return after if isinstance(after, StepwellError) else Applied(version, reply[3], now, after)
+        return (
+            after
+            if isinstance(after, StepwellError)
+            else Applied(version=version, base=reply[3], now=now, record=after)
+        )
     if isinstance(operation, Claim):
         if code:
             return Taken(float(reply[1]) - now) if code == "TAKEN" else _refused(operation, reply)
@@ -255,7 +247,7 @@ def result(operation: Operation, reply: list[Any], now: float) -> Result:
         base = fields.get("$b", "")
         found = stored(operation.address, fields, now, None)
         if found is None or type(found) is Stored:
-            return _new(Claimed, (found, base, reply[2], now))
+            return Claimed(record=found, base=base, memo=reply[2], now=now)
         return found
     if code == "ERROR":
         return refusal(reply[1], operation.address)
@@ -292,7 +284,7 @@ def stored(
         take("$f", None)
         take("$s", None)
         return Stored(
-            _new(Version, (int(take("$v")), take("$w"))),
+            Version(int(take("$v")), take("$w")),
             take("$b") if "$b" in fields else "",
             float(take("$t")),
             take("$h", None),

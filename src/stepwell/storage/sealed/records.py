@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stepwell.codec.json import replaced
 from stepwell.record import KEEP, Address, Change, Damage, Head, Queue, Stored
 from stepwell.storage.operations import Applied, Apply, Claimed, EncryptedQueue, Result
 from stepwell.storage.sealed.cipher import Keyring, NameCipher
@@ -10,8 +11,6 @@ __all__ = ["RecordCodec"]
 
 #: The characters of four encrypted texts beyond four thirds of their plaintext.
 _FOUR = 4 * 48
-#: Makes a NamedTuple without a call of its constructor, which is a Python function.
-_new = tuple.__new__
 
 
 class RecordCodec:
@@ -23,16 +22,17 @@ class RecordCodec:
 
     def encrypted(self, apply: Apply) -> Apply:
         """Return a write with encrypted texts."""
-        address, change, guard, then, lease, returning = apply
-        _, _, _, _, _, head, fields, unset, tags, deadline, expiry, memo, parts, limit, queue, drop = change
+        address, change = apply.address, apply.change
+        head, fields, unset, memo, parts = change.head, change.set, change.unset, change.memo, change.parts
+        queue, limit = change.queue, change.limit
         encrypt = self._ring.at(address).encrypt
         names = self._names
         if head is not KEEP:
-            flow, state, text = head
+            flow, state = head.flow, head.state
             if names is not None:
                 flow = None if flow is None else names.hide("flow", address.namespace, flow)
                 state = None if state is None else names.hide("state", address.namespace, state)
-            head = _new(Head, (flow, state, encrypt("h", "", text)))
+            head = Head(flow=flow, state=state, text=encrypt("h", "", head.text))
         if fields:
             fields = {name: encrypt("f", name, text) for name, text in fields.items()}
         if names is not None:
@@ -47,21 +47,22 @@ class RecordCodec:
             parts = {name: None if text is None else encrypt("p", name, text) for name, text in parts.items()}
         # The store counts encrypted texts. There is room for the overhead of four of them.
         limit = limit * 4 // 3 + min(limit, _FOUR)
-        sealed = (*change[:5], head, fields, unset, tags, deadline, expiry, memo, parts, limit, queue, drop)
-        return _new(Apply, (address, _new(Change, sealed), guard, then, lease, returning))
+        encrypted: Change = replaced(
+            change, head=head, set=fields, unset=unset, memo=memo, parts=parts, limit=limit, queue=queue
+        )
+        return replaced(apply, change=encrypted)
 
     def decrypted(self, address: Address, result: Result) -> Result:
         """Return a result with plaintext."""
         if isinstance(result, Claimed):
-            record, base, memo, now = result
-            if record is not None:
-                record = self.stored(address, record)
-            if memo is not None:
-                memo = self.memo(address, memo)
-            return _new(Claimed, (record, base, memo, now))
+            record, memo = result.record, result.memo
+            return replaced(
+                result,
+                record=None if record is None else self.stored(address, record),
+                memo=None if memo is None else self.memo(address, memo),
+            )
         if isinstance(result, Applied):
-            version, base, now, record = result
-            return result if record is None else _new(Applied, (version, base, now, self.stored(address, record)))
+            return result if result.record is None else replaced(result, record=self.stored(address, result.record))
         return self.stored(address, result) if isinstance(result, Stored) else result
 
     def stored(self, address: Address, stored: Stored) -> Stored:
@@ -74,17 +75,12 @@ class RecordCodec:
             plain = self._named_fields(self._names, address, fields)
             if queue is not None:
                 queue = Queue(self._names.reveal("queue", address.namespace, queue.name), queue.priority)
-        return Stored(
-            stored.version,
-            stored.base,
-            stored.written_at,
-            None if head is None else decrypt("h", "", head),
-            plain,
-            stored.tags,
-            stored.expires_at,
-            stored.deadline,
-            None if parts is None else {name: decrypt("p", name, text) for name, text in parts.items()},
-            queue,
+        return replaced(
+            stored,
+            head=None if head is None else decrypt("h", "", head),
+            fields=plain,
+            parts=None if parts is None else {name: decrypt("p", name, text) for name, text in parts.items()},
+            queue=queue,
         )
 
     def _named_fields(self, names: NameCipher, address: Address, fields: dict[str, str]) -> dict[str, str]:

@@ -92,11 +92,11 @@ def header_of(row: Row) -> Header:
     """Return what the rules of writes need of a row."""
     number, write, base, written_at, alive, flow, state, head, tags, size, expires_at, deadline, _, _, queue, _ = row
     return Header(
-        _new(Version, (number, write)),
+        Version(number, write),
         base,
         written_at,
         bool(alive),
-        None if head is None else _new(Head, (flow, state, head)),
+        None if head is None else Head(flow=flow, state=state, text=head),
         tags_of(tags),
         size,
         expires_at,
@@ -107,7 +107,7 @@ def header_of(row: Row) -> Header:
 
 def row_of(address: Sequence[str], header: Header, before: Row, change: Change, names: tuple[int, int]) -> Row:
     """Return the row of a header after a change. ``names``: the columns ``names`` and ``part_names``."""
-    flow, state, text = header.head or (None, None, None)
+    head = header.head or _NO_HEAD
     tags = before.tags
     if header.tags != tags_of(tags):
         tags = json.dumps(header.tags, ensure_ascii=False) if header.tags else None
@@ -115,7 +115,8 @@ def row_of(address: Sequence[str], header: Header, before: Row, change: Change, 
     if isinstance(change.queue, Queue):
         queue = queue_text(change.queue) + time_text(header.queued_at)
     columns = (
-        *header.version, header.base, header.written_at, int(header.alive), flow, state, text, tags, header.size,
+        *header.version, header.base, header.written_at, int(header.alive), head.flow, head.state, head.text or None,
+        tags, header.size,
         header.expires_at, header.deadline, *names, queue,
     )  # fmt: skip
     return _new(Row, (*columns, checksum(address, columns)))
@@ -165,5 +166,6 @@ def row_and_sizes(count: int) -> str:
 
 #: Makes a NamedTuple without a call of its constructor, which is a Python function.
 _new = tuple.__new__
+_NO_HEAD = Head(flow=None, state=None, text="")
 _INDEXED = ("alive", "flow", "state", "expires_at", "deadline", "queue")
 _UPDATE_UNINDEXED = _update_of(tuple([name not in _INDEXED for name in Row._fields]))

@@ -83,7 +83,7 @@ class Rows:
 
     def get(self, get: Get, now: float) -> Stored | None:
         """Return a record as readers see it. This is one statement, so it needs no transaction."""
-        address, wanted = get
+        address, wanted = get.address, get.parts
         query, bindings = reading(address, wanted)
         rows = self.read(query, bindings) if self._most is None else self._read_small_record(query, bindings, wanted)
         row, fields, parts = contents_of(rows)
@@ -164,7 +164,7 @@ class Rows:
         return bool(found[0][0] > (self._most or 0))
 
     def _claim(self, claim: Claim, now: float, lease_now: float) -> Result:
-        address, token, lease, renew = claim
+        address, token, lease, renew = claim.address, claim.token, claim.lease, claim.renew
         namespace, key = address
         self._execute(
             QUERIES["extend_lease"] if renew else QUERIES["take_lease"],
@@ -185,16 +185,16 @@ class Rows:
             memo = texts.pop()[1]
             memo = memo if type(memo) is str else None
         base = row.base if row is not None and type(row.base) is str else ""
-        return _new(Claimed, (stored(address, row, texts_of(texts), now), base, memo, now))
+        return Claimed(record=stored(address, row, texts_of(texts), now), base=base, memo=memo, now=now)
 
     def _release(self, release: Release, now: float) -> None:
-        address, token = release
+        address, token = release.address, release.token
         self._execute(QUERIES["end_lease"], (*address, token))
         if self._connection.changes():
             self._execute(QUERIES["drop_mark"], (*address, now))
 
     def _apply(self, apply: Apply, now: float, lease_now: float) -> Result:
-        address, change, guard, _, _, returning = apply
+        address, change, guard, returning = apply.address, apply.change, apply.guard, apply.returning
         token = None if guard is None else guard.token
         names = tuple(dict.fromkeys((*change.set, *change.unset))) if change.unset else tuple(change.set)
         old, fields, sizes = self._read_before(address, names, returning)
@@ -281,7 +281,7 @@ class Rows:
 
     def _holds(self, apply: Apply, token: str, lease_now: float, refused: bool) -> bool:
         """Return whether the token's lease runs; end or extend it, unless the write is refused."""
-        address, _, _, then, lease, _ = apply
+        address, then, lease = apply.address, apply.then, apply.lease
         namespace, key = address
         if refused:
             return any(holder == token for holder, _ in self.read(QUERIES["lease"], (namespace, key, lease_now)))
@@ -292,7 +292,7 @@ class Rows:
         return bool(self._connection.changes())
 
     def _delete(self, apply: Apply, old: Row | None, row: Row, now: float, lease_now: float) -> Applied:
-        address, change, guard, then, _, _ = apply
+        address, change, guard, then = apply.address, apply.change, apply.guard, apply.then
         held = guard is not None and guard.token is not None
         header = header_of(row)
         header.delete(change, now)

@@ -67,9 +67,18 @@ def record_of(
         # Both are marked: some readers decode only the head, others only the fields.
         head = Damage(*damage, head)
         fields[_DAMAGED] = Damage(*damage)
-    version = _new(Version, (number, write))
-    place = None if queue is None else queue_of(queue)
-    return Stored(version, base, written_at, head, fields, tags_of(tags), expires_at, deadline, parts, place)
+    return Stored(
+        version=Version(number, write),
+        base=base,
+        written_at=written_at,
+        head=head,
+        fields=fields,
+        tags=tags_of(tags),
+        expires_at=expires_at,
+        deadline=deadline,
+        parts=parts,
+        queue=queue_of(queue),
+    )
 
 
 def is_sound(address: Sequence[str], row: Row) -> bool:

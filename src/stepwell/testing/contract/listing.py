@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stepwell.record import DAY, RUNS, Change, Place, State
+from stepwell.record import DAY, RUNS, Change, OpenedHead, Place, State
 from stepwell.storage import Apply, Claimed, Due, Storage, Taken
 from stepwell.testing.clock import Clock
 from stepwell.testing.contract.suite import BOT, KEY, Suite, apply, claim, found, listed, memo, release
@@ -64,7 +64,11 @@ class ListingPromises(Suite):
             address = storage.address(name, name)
             seal = storage.seal(address)
             change = Change(
-                write=storage.ids(), head=seal.head(Place("f", "s")), tags=("user:1",), deadline=10.0, expiry=20.0
+                write=storage.ids(),
+                head=seal.head(OpenedHead(Place("f", "s"))),
+                tags=("user:1",),
+                deadline=10.0,
+                expiry=20.0,
             )
             await storage.perform(Apply(address, change))
         clock.advance(10)
@@ -261,8 +265,8 @@ class ListingPromises(Suite):
         clock.advance(11)
         swept = await storage.sweep()
         address = storage.address(BOT, 1)
-        assert [(entry, storage.seal(entry).open_head(head).place[:2]) for entry, head in swept.expired] == [
-            (address, ("f", "s"))
+        assert [(entry, storage.seal(entry).open_head(head).place) for entry, head in swept.expired] == [
+            (address, Place("f", "s"))
         ]
         assert (await storage.sweep()).removed == 0
         assert await storage.due(BOT) == []

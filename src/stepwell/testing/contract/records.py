@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from stepwell.codec.json import replaced
 from stepwell.errors import LeaseLost, StepwellError, TooLarge, VersionChanged
 from stepwell.record import DAY, Change, State, Stored, Version
 from stepwell.storage import Applied, Apply, Claim, Claimed, Get, Guard, Release, Storage, Taken
@@ -118,7 +119,7 @@ class RecordPromises(Suite):
             [
                 Apply(addresses[0], changes[0]),
                 Apply(addresses[1], changes[1], Guard(token="no token", base="")),
-                Apply(addresses[2], changes[2]._replace(limit=1)),
+                Apply(addresses[2], replaced(changes[2], limit=1)),
                 Claim(addresses[3], "B", 10),
                 Apply(addresses[3], changes[3], Guard(token="A", base="")),
                 Claim(addresses[3], "B", 10),

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 import pytest
 import pytest_asyncio
 
-from stepwell.record import Change, Place, Stored
+from stepwell.record import Change, OpenedHead, Place, Stored
 from stepwell.storage import Applied, Apply, Claim, Claimed, Get, Guard, Range, Release, Storage
 from stepwell.testing.clock import Clock
 
@@ -99,7 +99,7 @@ async def apply(
     if data is not None:
         change["set"] = seal.fields(data)
     if head is not None:
-        change["head"] = seal.head(Place(*head))
+        change["head"] = seal.head(OpenedHead(Place(*head)))
     if parts is not None:
         change["parts"] = {n: None if p is None else seal.seal("p", n, p) for n, p in parts.items()}
     if memo is not None:
