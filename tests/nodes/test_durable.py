@@ -583,7 +583,7 @@ async def test_a_runner_that_was_stopped_for_too_long_gets_a_message_about_its_r
 ) -> None:
     class Stops(Node):
         async def exec(self, prep_res: Any) -> None:
-            await storage.perform(Release(*watching.operations[0][:2]))
+            await storage.perform(Release(watching.operations[0].address, watching.operations[0].token))
 
     watching = Watching(storage, monkeypatch)
     with pytest.raises(LeaseLost, match="the lease of run 'r' ended before its commit") as caught:

@@ -1,4 +1,4 @@
-"""JSON, msgpack and type conversion with msgspec. The only module that imports it."""
+"""JSON, msgpack and type conversion with msgspec. Only this module and ``record``, which is below it, import it."""
 
 from __future__ import annotations
 

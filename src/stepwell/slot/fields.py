@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from msgspec import Struct
-
 from stepwell.codec import Seal
+from stepwell.codec.json import Struct
 from stepwell.codec.keys import decode_name
 from stepwell.codec.large import LARGE, fingerprint, in_thread, is_large
 from stepwell.record import Change

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import Final, Literal, TypeAlias
 
-from msgspec import Struct
-
 from stepwell._secrets import quoted
+from stepwell.codec.json import Struct
 from stepwell.errors import InvalidOption, StepwellError
 from stepwell.record import Address, Change, Queue, Range, Stored, Version
 
