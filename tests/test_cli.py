@@ -420,7 +420,7 @@ def test_the_help_of_a_command_is_a_sentence(called: Command) -> None:
 
 def test_play_prints_clear_errors(called: Command) -> None:
     done = called("play", "nowhere.py", "--storage", "memory://")
-    assert (done.returncode, done.stderr) == (1, "stepwell: file nowhere.py does not exist\n")
+    assert (done.returncode, done.stderr) == (1, "stepwell: the file 'nowhere.py' does not exist\n")
     done = called(
         "play",
         str(ROOT / "examples" / "registration.py"),

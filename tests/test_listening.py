@@ -22,3 +22,9 @@ def test_a_taken_port_is_reported_or_replaced_by_a_free_one() -> None:
 def test_only_a_taken_port_is_replaced() -> None:
     with pytest.raises(UsageError, match=r"cannot listen on 192\.0\.2\.1 port 1: "):
         listen("192.0.2.1", 1, or_free=True)
+
+
+@pytest.mark.parametrize("secret", ["redis://:s3cret@127.0.0.1:1", "123456789:AAHs3cret-J5vGWJxfSeofSAs0K5PALDsaw"])
+def test_a_secret_in_the_place_of_the_host_is_not_shown(secret: str) -> None:
+    with pytest.raises(UsageError, match=r"cannot listen on <str of \d+ characters> port 0: "):
+        listen(secret, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 
+from stepwell._secrets import displayed
 from stepwell.errors import UsageError
 
 __all__ = ["listen"]
@@ -25,4 +26,4 @@ def listen(
             return listen(host, 0, advice=advice)
         # Python appends the address.
         why = str(error.strerror or error).partition(" (")[0]
-        raise UsageError(f"cannot listen on {host} port {port}: {why}; {advice}") from error
+        raise UsageError(f"cannot listen on {displayed(host)} port {port}: {why}; {advice}") from error

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sized
 from itertools import pairwise
 from typing import Final
 
-__all__ = ["MASK", "is_secret", "masked_text", "quoted"]
+__all__ = ["MASK", "displayed", "is_secret", "masked_text", "quoted"]
 
 MASK: Final = "•••"
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
@@ -27,6 +27,8 @@ _TOKEN = re.compile(
 )
 #: A long text that may be random, such as a key for encryption. In a longer text it may be the path of a file.
 _RANDOM = re.compile(r"[A-Za-z0-9+/_-]{32,}={0,2}")
+#: 24 random bytes or more as hexadecimal digits, which are more than those of a UUID.
+_HEX = re.compile(r"[0-9a-f]{48}|[0-9A-F]{48}")
 #: A URL, credentials before a host, or bytes, which may be a key.
 _LIKELY = re.compile(r"""[A-Za-z0-9]{2}:/|:[^\s@]{1,200}@|\bb'[^']|\bb"[^"]""")
 #: The password in a URL, which may have special characters. A port and a path are none.
@@ -70,13 +72,19 @@ def quoted(value: object) -> str:
     return f"<{kind} of length {len(value)}>" if isinstance(value, Sized) else f"<{kind}>"
 
 
+def displayed(text: str) -> str:
+    """Return a text for an error without quotes; otherwise as ``quoted``."""
+    return quoted(text) if quoted(text) != repr(text) else text
+
+
 def _is_likely(text: str) -> bool:
     if _LIKELY.search(text) or _TOKEN.search(text):
         return True
-    return any(_is_mixed(found[0]) for found in _RANDOM.finditer(text))
+    return any(_is_random(found[0]) for found in _RANDOM.finditer(text))
 
 
-def _is_mixed(text: str) -> bool:
-    """Return whether a long text is likely random, and not the path of a file or the name of a function."""
-    counts = [sum(map(is_one, text)) for is_one in (str.isdigit, str.isupper, str.islower)]
-    return min(counts) >= 3 and text.count("/") <= 3 and not text.startswith("/")
+def _is_random(text: str) -> bool:
+    """Return whether a long text is likely random, and not the path of a file, the id of a run or a name."""
+    # Base64 changes between capitals and other characters at every second one, a name in CamelCase twice a word.
+    changes = sum(one.isupper() != other.isupper() for one, other in pairwise(text))
+    return (changes * 5 >= len(text) and any(map(str.isdigit, text))) or _HEX.search(text) is not None

@@ -16,6 +16,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 from urllib.parse import quote
 
+from stepwell._secrets import quoted
 from stepwell.errors import UsageError
 from stepwell.fsm import Router
 from stepwell.fsm.flows.hooks import takes
@@ -178,7 +179,10 @@ def import_code(given: str) -> ModuleType:
     try:
         return importlib.import_module(given)
     except ModuleNotFoundError as error:
-        raise UsageError(f"cannot import {given} ({error}); give a module, or a file that ends with .py") from error
+        raise UsageError(
+            f"cannot import {quoted(given)} (there is no module {quoted(error.name)}); "
+            "give a module, or a file that ends with .py"
+        ) from error
 
 
 def load_module(path: Path) -> ModuleType:
@@ -186,7 +190,7 @@ def load_module(path: Path) -> ModuleType:
     if path.is_dir():
         raise UsageError(f"{path} is a directory; pass the file that defines the bot's router")
     if not path.is_file():
-        raise UsageError(f"file {path} does not exist")
+        raise UsageError(f"the file {quoted(str(path))} does not exist")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise UsageError(f"{path.name} is not a Python file; pass the file that defines the bot's router")

@@ -257,7 +257,7 @@ async def test_the_files_of_the_bot_are_not_imported_unless_the_pickle_is_truste
     async with MemoryStorage() as storage:
         with pytest.raises(InvalidOption, match="--trust-pickle"):
             await import_ptb("bot.pickle", storage, bot_id=7, imports=["import_bot.py"])
-        with pytest.raises(UsageError, match=r"file .*none\.py does not exist"):
+        with pytest.raises(UsageError, match=r"file '.*none\.py' does not exist"):
             await import_ptb("bot.pickle", storage, bot_id=7, trust_pickle=True, imports=["none.py"])
         import_types(["import_bot.py"])
         done = await import_ptb("bot.pickle", storage, bot_id=7, trust_pickle=True, imports=["import_bot.py"])

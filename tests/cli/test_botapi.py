@@ -113,6 +113,12 @@ async def test_a_taken_port_gives_one_line(command: Command) -> None:
     assert f"cannot listen on 127.0.0.1 port {port}: Address already in use; choose another host or port" in done.err
 
 
+async def test_a_secret_in_the_place_of_the_host_is_not_shown(command: Command) -> None:
+    done = await command("botapi", "--host", "redis://:s3cret@127.0.0.1:1")
+    assert (done.code, done.err.count("\n")) == (1, 1)
+    assert "cannot listen on <str> port 8081: " in done.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

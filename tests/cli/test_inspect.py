@@ -71,7 +71,7 @@ async def test_it_prints_links_that_work_once_and_ends_with_a_signal(tmp_path: P
         (["memory://"], "in the memory of one process"),
         (["sqlite:///missing.db"], "there is no file"),
         (["sqlite:///a.db", "sqlite:///b.db"], "give one storage"),
-        (["sqlite:///a.db", "no_such_module"], "cannot import no_such_module"),
+        (["sqlite:///a.db", "no_such_module"], "cannot import 'no_such_module'"),
         (["sqlite:///a.db", "json"], "json has no flows"),
         (["sqlite:///a.db", "--port", "70000"], "a port must be a number from 0 to 65535"),
     ],

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Iterator
+from itertools import cycle
 from pathlib import Path
 from typing import Annotated, TypedDict
 
@@ -10,6 +13,7 @@ import pytest
 
 from stepwell import Secret, open_storage
 from stepwell.botfile import load_router
+from stepwell.cli import _parser
 from stepwell.fsm import FSM, Flow, state
 from stepwell.inspector import inspector
 from stepwell.operate.masking import MASK
@@ -115,3 +119,69 @@ async def test_a_record_whose_flow_is_unknown_is_masked_by_all_markers(tmp_path:
         await storage.set_data("shop", (1, 1), {"account_of_nobody": "DE1", "name": "Anna"})
     shown = (await command("show", "shop", "1", "--storage", url, "--json")).json
     assert shown["data"] == {"account_of_nobody": MASK, "name": "Anna"}
+
+
+PART = "s3cret"
+#: In the place of each argument, in turns.
+SECRETS = [
+    "postgresql://user:s3cret-pass@127.0.0.1:1/db",
+    "123456789:AAHs3cret-J5vGWJxfSeofSAs0K5PALDsaw",
+    "Zs3cretQ9xJ5vGW7fSeofSAs0K5PALDsawBN3kL8pYc",
+    "user:s3cret-p@ss@host",
+]
+#: Commands that serve, and arguments that are the URL of a storage or server, or a value that is stored and shown.
+SERVING = {"botapi", "demo", "inspect"}
+URLS = {"storage", "source", "target", "url", "api", "webhook", "value", "reason"}
+#: What other arguments of a command need.
+NEEDED = {"kind": "bot", "shell": "bash", "file": "no.py"}
+
+
+def secret_arguments() -> Iterator[tuple[list[str], str]]:
+    """Yield calls of every command with a secret in the place of each argument."""
+    secrets = cycle(SECRETS)
+    commands: dict[str, argparse.ArgumentParser] = _parser().commands  # type: ignore[assignment]
+    for name, command in commands.items():
+        if name in SERVING:
+            continue
+        positional = [each for each in command._actions if not each.option_strings]
+        required = [each for each in positional if each.nargs not in ("?", "*")]
+        yes = ["--yes"] if "--yes" in command.format_usage() else []
+        given = {each.dest: NEEDED.get(each.dest, "x") for each in required}
+        for action in command._actions:
+            if action.dest in URLS or action.nargs == 0:
+                continue
+            secret = next(secrets)
+            if action.option_strings:
+                yield [name, *given.values(), action.option_strings[0], secret, *yes], secret
+                # A misspelt option.
+                yield [name, *given.values(), f"{action.option_strings[0]}x={secret}", *yes], secret
+            else:
+                yield [name, *(given | {action.dest: secret}).values(), *yes], secret
+
+
+async def test_no_secret_in_the_place_of_another_argument_of_a_command_is_shown(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STEPWELL_STORAGE", url := f"sqlite:///{tmp_path}/a.db")
+    monkeypatch.setenv("BOT_TOKEN", "1:token")
+    async with open_storage(url) as storage:
+        await storage.set_data("x", ("x",), {"name": "Anna"})
+    calls = 0
+    for arguments, secret in secret_arguments():
+        calls += 1
+        done = await command(*arguments)
+        assert PART not in done.out + done.err, (arguments, secret)
+        assert "Traceback" not in done.err
+    assert calls > 150
+
+
+async def test_a_token_in_the_place_of_its_file_is_not_shown(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("BOT_TOKEN", raising=False)
+    monkeypatch.setenv("BOT_TOKEN_FILE", SECRETS[1])
+    done = await command("webhook")
+    assert done.code == 1
+    assert "for the bot token (BOT_TOKEN_FILE in the environment) cannot be read: No such file" in done.err
+    assert PART not in done.err

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 import stepwell
+from stepwell._secrets import displayed
 from stepwell.cli import demo, play, run
 from stepwell.cli.arguments import address, port, positive
 from stepwell.cli.signals import Terminated
@@ -95,6 +96,8 @@ class _Parser(argparse.ArgumentParser):
     commands: Mapping[str, _Parser] = {}
 
     def error(self, message: str) -> NoReturn:
+        # The message quotes the value, which may be a secret in the wrong place.
+        message = _QUOTED.sub(_displayed, message)
         found = _CHOICE.search(message)
         near = _near(found[1], re.findall(r"[\w-]+", found[2])) if found else ""
         # A list of all choices would hide the right one.
@@ -108,6 +111,13 @@ class _Parser(argparse.ArgumentParser):
 
 #: A wrong choice in a message of argparse, and the choices.
 _CHOICE = re.compile(r"invalid choice: '([^']*)' \(choose from (.*)\)")
+#: A value in a message of argparse.
+_QUOTED = re.compile(r"""(?P<mark>['"])((?:\\.|(?!(?P=mark)).)*)(?P=mark)""")
+
+
+def _displayed(found: re.Match[str]) -> str:
+    shown = displayed(found[2])
+    return found[0] if shown == found[2] else shown
 
 
 def _near(word: str, known: Sequence[str]) -> str:
@@ -118,8 +128,8 @@ def _parsed(parser: _Parser, arguments: Sequence[str]) -> argparse.Namespace:
     options, rest = parser.parse_known_args(arguments)
     if rest and ("fields" not in options or any(each.startswith("-") for each in rest)):
         command = parser.commands[options.command]
-        near = _near(rest[0].lstrip("-"), re.findall(r" --([\w-]+)", command.format_help()))
-        command.fail(f"unrecognized arguments: {' '.join(rest)}", near and f"--{near}")
+        near = _near(rest[0].lstrip("-").partition("=")[0], re.findall(r" --([\w-]+)", command.format_help()))
+        command.fail(f"unrecognized arguments: {' '.join(map(displayed, rest))}", near and f"--{near}")
     if rest:
         # argparse takes no more positional arguments once an option has followed them.
         options.fields += rest

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stepwell._counted import counted
+from stepwell._secrets import quoted
 from stepwell.adapters.imports.aiogram import import_aiogram
 from stepwell.adapters.imports.ptb import import_ptb
 from stepwell.adapters.imports.records import ImportResult
@@ -111,7 +112,8 @@ def _import_aiogram(options: argparse.Namespace) -> int:
 def _import_ptb(options: argparse.Namespace) -> int:
     if not options.trust_pickle:
         raise InvalidOption(
-            f"{cell(options.file)} is a pickle, which can run any code; if your bot has written it, pass --trust-pickle"
+            f"{quoted(options.file)} is a pickle, which can run any code; "
+            "if your bot has written it, pass --trust-pickle"
         )
 
     async def work(storage: Storage, progress: Callable[[ImportResult], None] | None) -> ImportResult:

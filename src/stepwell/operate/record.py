@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stepwell._secrets import quoted
+from stepwell._secrets import displayed, quoted
 from stepwell.codec import decode_key, decode_namespace
 from stepwell.codec.json import MalformedJSON, from_json
 from stepwell.codec.secret import secret_fields_of
@@ -45,9 +45,8 @@ class Missing(StepwellError, LookupError):
     def __init__(self, bot: str, key: str, others: str = "") -> None:
         self.bot: str = bot
         self.key: str = key
-        super().__init__(
-            f"bot {quoted(bot)} has no record at {key}; {others or f'stepwell ls {shlex.quote(bot)} lists its records'}"
-        )
+        others = others or f"stepwell ls {shlex.quote(bot)} lists its records"
+        super().__init__(f"bot {quoted(bot)} has no record at {displayed(key)}; {others}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from stepwell._optional import require
+from stepwell._secrets import quoted
 
 for _package in ("starlette", "uvicorn", "python_multipart", "httpx"):
     require(_package, "playground")
@@ -64,7 +65,7 @@ class Playground:
         if self.path.is_dir():
             raise UsageError(f"{path} is a directory; pass the bot's file")
         if not self.path.is_file():
-            raise UsageError(f"file {path} does not exist")
+            raise UsageError(f"the file {quoted(str(path))} does not exist")
         self.host = host
         self.port: int = PORT if port is None else port
         self._or_free = port is None

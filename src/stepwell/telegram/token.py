@@ -67,4 +67,4 @@ def _read(path: Path, source: str) -> str:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise UsageError(f"the file {path} for the bot token ({source}) cannot be read: {why}") from None
+        raise UsageError(f"the file {quoted(str(path))} for the bot token ({source}) cannot be read: {why}") from None

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from stepwell._secrets import quoted
 from stepwell.adapters.imports.records import ImportedRecord, ImportResult, RecordImport
 from stepwell.codec.values import decode
 from stepwell.errors import InvalidOption, StepwellError, UsageError
@@ -51,7 +52,7 @@ async def import_ptb(
     """
     if not trust_pickle:
         raise InvalidOption(
-            f"{path} is a pickle, which can run any code; if your bot has written it, "
+            f"{quoted(str(path))} is a pickle, which can run any code; if your bot has written it, "
             "pass trust_pickle=True (--trust-pickle)"
         )
     if namespace is None:
@@ -87,7 +88,9 @@ async def import_ptb(
                 await write()
         await write()
         if await program.wait():
-            raise UsageError(f"the program that unpickles {path} has ended with exit code {program.returncode}")
+            raise UsageError(
+                f"the program that unpickles {quoted(str(path))} has ended with exit code {program.returncode}"
+            )
     finally:
         if program.returncode is None:
             program.kill()
@@ -99,7 +102,7 @@ async def import_ptb(
 
 def _check_file(path: Path | str) -> None:
     if not Path(path).exists() and not Path(f"{path}_user_data").exists():
-        raise UsageError(f"there is no file {path}")
+        raise UsageError(f"there is no file {quoted(str(path))}")
 
 
 def _decoded(line: bytes, path: Path | str, result: ImportResult) -> tuple[str, str, Any, dict[Any, Any]] | None:
@@ -110,7 +113,7 @@ def _decoded(line: bytes, path: Path | str, result: ImportResult) -> tuple[str, 
         result.fail(line[:60].decode(errors="replace"), str(error))
         return None
     if type(found) is dict:
-        raise UsageError(f"{path} cannot be unpickled: {found['error']}")
+        raise UsageError(f"{quoted(str(path))} cannot be unpickled: {found['error']}")
     if len(found) == 2:
         result.fail(*found)
         return None

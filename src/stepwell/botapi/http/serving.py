@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-from stepwell.botapi.errors import NotPossible
+from stepwell.botapi.errors import NotPossible, quoted
 from stepwell.botapi.http.packages import HttpToolsProtocol, uvicorn
 
 __all__ = ["CUT", "HTTPServer", "allowed_hosts", "netloc"]
@@ -42,7 +42,8 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         # Python appends the address.
         why = str(error.strerror or error).partition(" (")[0]
-        raise NotPossible(f"cannot listen on {host} port {port}: {why}; choose another host or port") from error
+        shown = quoted(host).strip("'")
+        raise NotPossible(f"cannot listen on {shown} port {port}: {why}; choose another host or port") from error
 
 
 class HTTPServer:

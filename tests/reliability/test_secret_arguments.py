@@ -7,20 +7,24 @@ import importlib
 import inspect
 import itertools
 import logging
+import os
 import types
 import warnings
+from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache, partial
 from pathlib import Path
+from secrets import token_urlsafe
 from typing import Any, NamedTuple
 
 import pytest
 from celery import Celery
 
 from stepwell import KeyValueStorage, Log, MemoryStorage, RedisStorage, StateStorage, configure
+from stepwell._secrets import quoted
 from stepwell.adapters.celery import CeleryRuns
 from stepwell.botapi import Person as User
 from stepwell.botapi import World
@@ -30,8 +34,10 @@ from stepwell.inspector import Inspector, inspector
 from stepwell.nodes import Node, NodeFlow, RunHandle, Schedule, Schedules, Wait, every, worker
 from stepwell.record import Address, Version
 from stepwell.storage import Get
+from stepwell.storage.sealed.keys import new_key
 from stepwell.telegram import BotClient
 from stepwell.testing import Chat, Clock, StorageContract
+from tests.reliability.dose import dose
 from tests.test_reference import MODULES, functions, public
 
 #: A part of every secret.
@@ -48,8 +54,8 @@ TOKENS = [
 SECRETS: list[Any] = [*URLS, *TOKENS, BYTES]
 #: One of them in the place of each argument.
 FORMS: list[Any] = [[URLS[0]], (TOKENS[0], 1), {"url": URLS[1]}, URLS[0].encode(), {TOKENS[1]: 1}]
-#: The fewest calls that are made.
-CALLS = 8000
+#: The fewest calls that are made: with one value in the place of each argument, or with all secrets and one form.
+SMALL, LARGE = 1300, 8000
 #: Seconds after which a call is cancelled: it waits for updates, messages or work.
 PATIENCE = 0.02
 
@@ -318,14 +324,14 @@ class Leaks:
         self.found += {f"{title}: {each}" for each in shown if PART in each}
 
 
-async def call_all(leaks: Leaks, caught: list[warnings.WarningMessage]) -> None:
-    """Put every secret into the place of every argument."""
-    forms = itertools.cycle(FORMS)
+async def call_all(leaks: Leaks, caught: list[warnings.WarningMessage], least: int) -> None:
+    """Put every secret into the place of every argument; in the small dose the next one."""
+    forms, all_in_turn = itertools.cycle(FORMS), itertools.cycle([*SECRETS, *FORMS])
     for target in targets():
         if target.title in NOT_CALLED:
             continue
         for name in parameters_of(target.function):
-            for secret in [*SECRETS, next(forms)]:
+            for secret in [*SECRETS, next(forms)] if least == LARGE else [next(all_in_turn)]:
                 if isinstance(secret, str) and "://" in secret and name in PLACES_OF_URLS:
                     continue
                 async with AsyncExitStack() as stack:
@@ -346,14 +352,46 @@ async def test_no_secret_in_the_place_of_another_argument_is_shown(
     monkeypatch.chdir(tmp_path)
     caplog.set_level(logging.DEBUG)
     leaks = Leaks(caplog)
+    least = dose("SECRET_ARGUMENTS", SMALL, LARGE)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            await call_all(leaks, caught)
+            await call_all(leaks, caught, least)
         finally:
             configure(storage=None)
     assert leaks.found == []
-    assert leaks.calls >= CALLS
+    assert leaks.calls >= least
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        new_key,
+        lambda: b64encode(os.urandom(32)).decode(),
+        lambda: os.urandom(32).hex(),
+        lambda: os.urandom(24).hex().upper(),
+        lambda: token_urlsafe(24),
+    ],
+    ids=["new_key", "base64", "hex", "HEX", "token"],
+)
+def test_random_keys_and_tokens_are_not_shown_in_errors(draw: Callable[[], str]) -> None:
+    drawn = [draw() for _ in range(2000)]
+    # By chance one of them may look like a name.
+    assert len([each for each in drawn if each in quoted(each)]) <= 40
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "submit_0123456789abcdef/MyParentNode/1/child",
+        "550e8400-e29b-41d4-a716-446655440000/MyParentNode/1/child",
+        "550e8400e29b41d4a716446655440000",
+        "/srv/bots/RegistrationBot/releases/2026-11-19T14/bot.py",
+        "test_a_very_long_name_of_a_function_in_lower_case_1234",
+    ],
+)
+def test_ids_of_runs_and_long_names_are_shown_in_errors(name: str) -> None:
+    assert quoted(name) == repr(name)
 
 
 @pytest.mark.parametrize("url", URLS)
