@@ -119,6 +119,29 @@ async def test_runs_with_a_long_node_cause_no_endless_tasks(monkeypatch: pytest.
         await asyncio.gather(*busy)
 
 
+@pytest.mark.parametrize("revision", [1, 100])
+async def test_a_sweep_reads_each_list_once_whatever_the_number_of_revisions(
+    monkeypatch: pytest.MonkeyPatch, revision: int
+) -> None:
+    read: list[str] = []
+    async with MemoryStorage() as storage:
+
+        def record(name: str) -> None:
+            call = getattr(storage, name)
+
+            def recorded(*args: Any, **options: Any) -> Any:
+                read.append(name)
+                return call(*args, **options)
+
+            monkeypatch.setattr(storage, name, recorded)
+
+        for name in ("due", "queued", "queues", "page"):
+            record(name)
+        flow = NodeFlow(start=Node(inline=True), name="f", storage=storage, revision=revision)
+        await Sent(flow, monkeypatch).runs._sweep()
+    assert sorted(read) == ["due", "queued", "queues"]
+
+
 async def test_the_end_of_a_run_sends_the_task_of_the_next_one_of_its_partition(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -28,7 +28,7 @@ from stepwell.nodes import Limit, Node, NodeFlow, RunHandle, Wait, linear, step,
 from stepwell.nodes.dispatcher import Dispatcher
 from stepwell.nodes.queue import partitions
 from stepwell.nodes.queue.rates import Rate
-from stepwell.record import PARTITIONS, RATES, RUNS, Change, Head, Queue
+from stepwell.record import PARTITIONS, RATES, RUNS, Address, Change, Head, Queue
 from stepwell.storage import poller
 from stepwell.storage.operations import Apply, Get
 from stepwell.testing import Clock
@@ -554,6 +554,46 @@ async def test_an_idle_worker_reads_its_queues_with_one_query_whatever_the_numbe
         assert calls["queued"] <= calls["look"]
         assert calls["queues"] <= calls["check"]
         assert calls["page"] == 0
+
+
+@pytest.mark.every_backend
+async def test_a_round_of_reads_is_the_same_at_100_revisions_with_a_waiting_partition_and_a_rate(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: Counter[str] = Counter()
+
+    def count(name: str) -> None:
+        original = getattr(storage, name)
+
+        def counted(*args: Any, **options: Any) -> Any:
+            calls[name] += 1
+            return original(*args, **options)
+
+        monkeypatch.setattr(storage, name, counted)
+
+    async def ignore(source: Any, address: Address) -> None: ...
+
+    async def reads(revision: int) -> Counter[str]:
+        flow = NodeFlow(start=Wait("x"), name=f"f{revision}", storage=storage, revision=revision)
+        held, *_ = [await flow.submit(partition="p") for _ in range(3)]
+        async with worker([flow]), asyncio.timeout(60):
+            while not (await held.status()).waits:
+                await asyncio.sleep(0.01)
+        await flow.submit()
+        rate = {flow.name: Limit(rate=(1, 60))}
+        dispatcher = Dispatcher(storage, [flow], ignore, concurrency=2, limits=rate)
+        calls.clear()
+        await dispatcher.look()
+        await partitions.Repairs(storage).check(flow.name)
+        found = Counter(calls)
+        await dispatcher.stop()
+        return found
+
+    for name in ("due", "queued", "queues", "page", "perform"):
+        count(name)
+    first = await reads(1)
+    assert min(first["due"], first["queued"], first["queues"], first["perform"]) >= 1
+    assert await reads(100) == first
 
 
 # Fairness
