@@ -22,6 +22,7 @@ from stepwell.cli import main
 from stepwell.errors import UsageError
 from stepwell.record import RUNS
 from stepwell.telegram import BotClient
+from tests.reliability.raw_telegram import PAGES, RawTelegram
 
 ROOT = Path(__file__).parents[2]
 README = re.search(
@@ -383,6 +384,17 @@ async def test_workers_end_with_their_killed_parent(tmp_path: Path) -> None:
                 await run.process.communicate()
         with socket.create_server(("127.0.0.1", port)):
             pass
+
+
+async def test_a_webhook_is_registered_after_a_proxy_has_answered_in_place_of_telegram(tmp_path: Path) -> None:
+    (tmp_path / "bot.py").write_text(BOT)
+    async with RawTelegram() as telegram:
+        for page in ("404", "403", "200"):
+            telegram.block(PAGES[page], 1, "getMe", "setWebhook")
+        arguments = ("run", "bot.py", "--webhook", "https://example.com/", "--port", "0", "--api", telegram.url)
+        async with command(*arguments, folder=tmp_path, BOT_TOKEN="1:x") as run:
+            await run.until("serves the webhook https://example.com/")
+        assert telegram.given == 6
 
 
 async def test_a_taken_port_is_reported_before_the_webhook_is_registered(tmp_path: Path) -> None:
