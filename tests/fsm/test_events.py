@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,7 @@ from stepwell.fsm import (
     MachineReady,
     StateEntered,
     TimerFired,
+    Update,
     UpdateHandled,
     UpdateReceived,
     state,
@@ -162,16 +164,33 @@ async def test_an_update_that_fails_before_its_claim_is_reported_and_counted(bac
     assert fsm.failed == 2
 
 
-async def test_an_update_whose_key_cannot_be_encoded_is_reported_and_counted() -> None:
-    fsm = FSM("bot", storage=MemoryStorage(), flows=[Short], key=lambda update: object())
+def _failing(update: Update) -> Any:
+    raise LookupError("no tenant")
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"key": lambda update: object()}, InvalidKey),
+        ({"key": _failing}, LookupError),
+        ({"update_id": _failing}, LookupError),
+    ],
+    ids=["unsupported", "key", "update_id"],
+)
+async def test_an_update_without_a_key_because_of_an_error_is_reported_and_counted(
+    options: dict[str, Any], error: type[Exception]
+) -> None:
+    fsm = FSM("bot", storage=MemoryStorage(), flows=[Short], **options)
     seen: list[FSMEvent] = []
     for _ in range(2):
-        with pytest.raises(InvalidKey) as invalid:
+        with pytest.raises(error) as invalid:
             await fsm.handle(message(), lambda ctx: None)
         fsm.subscribe(seen.append)
     assert [type(event) for event in seen] == [UpdateReceived, HandlerFailed, UpdateHandled]
     assert [event.error for event in seen if isinstance(event, HandlerFailed)] == [invalid.value]
-    assert {event.address for event in seen} == {None}
+    assert {event.address for event in seen} == {
+        fsm.storage.address("bot", (42, 42)) if "update_id" in options else None
+    }
     assert (fsm.received, fsm.failed) == (2, 2)
 
 

@@ -77,17 +77,11 @@ class Conversation:
     ) -> None:
         read = update if isinstance(update, Update) else Update(update)
         key_given = key is not NOT_GIVEN
-        if not key_given:
-            if update is None:
-                raise InvalidOption("conversation() needs an update, or a key=")
-            key = fsm.key.extract(read)
-            if key is None:
-                _check_update(read.raw, fsm.key)
-        if update_id is None and update is not None:
-            update_id = read.update_id if fsm.update_id is None else fsm.update_id(read)
+        if not key_given and update is None:
+            raise InvalidOption("conversation() needs an update, or a key=")
         self._fsm = fsm
         self._update = read
-        self._key = key
+        self._key = key if key_given else None
         self._key_given = key_given
         self._update_id = update_id
         # A job may answer if its calls can be sent.
@@ -110,14 +104,31 @@ class Conversation:
         self.remembers_answers: bool = False
         #: The handler that a router has chosen.
         self.handler: Handler | None = None
+        try:
+            if not key_given:
+                self._key = fsm.key.extract(read)
+            if update_id is None and update is not None:
+                self._update_id = read.update_id if fsm.update_id is None else fsm.update_id(read)
+        except BaseException as error:
+            self._begin()
+            self._failed(error)
+            self._ended()
+            raise
+        if self._key is None and not key_given:
+            _check_update(read.raw, fsm.key)
+
+    def _begin(self) -> None:
+        """Count and report that the update has arrived."""
+        fsm = self._fsm
+        self._started = monotonic()
+        if self._update.raw is not None:
+            fsm.received += self._attempt == 1
+            if fsm.subscribers or subscribers:
+                self._emit(UpdateReceived, update_id=self._update_id, attempt=self._attempt)
 
     async def __aenter__(self) -> Context:
         fsm, update, key, update_id = self._fsm, self._update, self._key, self._update_id
-        self._started = monotonic()
-        if update.raw is not None:
-            fsm.received += self._attempt == 1
-            if fsm.subscribers or subscribers:
-                self._emit(UpdateReceived, update_id=update_id, attempt=self._attempt)
+        self._begin()
         try:
             migration = update.migration if update.text is None else None
             if not fsm.ready and (key is not None or migration is not None):
