@@ -87,6 +87,7 @@ SHOWN_BY = {
     "Room": "World",
     "StepwellIsolation": "StepwellStorage",
     "Taken": "Claim",
+    "replaced": "Place",
 }
 
 
@@ -102,7 +103,7 @@ def examples() -> Iterator[Any]:
             members = functions(value) if inspect.isclass(value) else ()
             for title, each in [(name, value), *((f"{name}.{method}", member) for method, member in members)]:
                 doc = inspect.getdoc(each) or ""
-                if getattr(value, "__module__", "").startswith("stepwell") and title not in NOT_RUN:
+                if (getattr(value, "__module__", None) or "").startswith("stepwell") and title not in NOT_RUN:
                     for found in BLOCK.findall(f"{doc}\n"):
                         yield pytest.param(textwrap.dedent(found), id=title)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stepwell._listening import listen
 from stepwell.errors import UsageError
+from stepwell.web.listening import listen
 
 
 def test_a_taken_port_is_reported_or_replaced_by_a_free_one() -> None:

@@ -15,10 +15,12 @@ import pytest
 
 import stepwell
 import stepwell.botapi
+import stepwell.engine
 import stepwell.errors
 import stepwell.fsm
 import stepwell.inspector
 import stepwell.nodes
+import stepwell.options
 import stepwell.pocketflow
 import stepwell.telegram
 import stepwell.testing
@@ -43,6 +45,23 @@ NAMES = {
         "TooManySteps", "UnknownAction", "UnknownRun", "UnknownSchedule", "UnknownScheme", "UnknownType", "Unstorable",
         "Unsupported", "UsageError", "Wait", "WorkCancelled", "WrongLoop", "cron", "every", "linear", "new_flow_id",
         "parallel", "run_async_batch", "sse", "step", "subscribe", "with_error_handling", "worker",
+    ],
+    "stepwell.engine": [
+        "ANY", "Address", "Any_", "Applied", "Apply", "Batch", "Change", "Changes", "Claim", "Claimed", "Copied",
+        "DAY", "Due", "Entry", "Get", "GroupCommit", "Guard", "Head", "KEEP", "Keep", "LARGE_TEXT", "LOGS", "MASK",
+        "NOWHERE", "NO_HEAD", "OpenedHead", "Operation", "PROCESSES", "Page", "Place", "QUARANTINE", "Query",
+        "Queue", "RUNS", "Range", "Release", "ReservedNamespace", "Result", "RunBatch", "Seal", "Slot",
+        "StateCount", "Stored", "Taken", "Version", "as_storage", "background_loop", "backoff", "call_function",
+        "check_name", "class_of", "count_extra", "count_records", "counted", "decode_key", "decode_name",
+        "decode_namespace", "decode_value", "displayed", "encode_key", "encode_namespace", "encode_value",
+        "fingerprint",
+        "from_json", "in_thread", "is_large", "is_registered", "is_secret", "masked_text", "observe_batches",
+        "observe_storages", "packed", "path_step", "quoted", "register_shape", "replaced", "require", "seal_data",
+        "secret_fields", "secret_fields_of", "sync_on", "to_json", "weight", "when_available",
+    ],
+    "stepwell.options": [
+        "check", "check_choice", "check_function", "check_instance", "check_not_async", "check_number",
+        "check_text", "check_whole",
     ],
     "stepwell.botapi": [
         "Bot", "BotAPI", "KeyboardButton", "NotPossible", "Person", "Refusal", "Room", "World", "WorldEvent",

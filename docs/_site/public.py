@@ -42,7 +42,8 @@ def group_of(value: object) -> str:
     """Return the heading under which a name is described."""
     if inspect.isclass(value):
         return "Errors" if issubclass(value, BaseException) else "Classes"
-    return "Functions" if inspect.isroutine(value) else "Values"
+    # The encoder and the decoder of JSON are methods of another library, without a module.
+    return "Functions" if inspect.isroutine(value) and value.__module__ else "Values"
 
 
 def parsers() -> dict[str, argparse.ArgumentParser]:

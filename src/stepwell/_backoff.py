@@ -11,7 +11,14 @@ _MOST_DOUBLINGS = 64
 
 
 def backoff(failures: int, first: float, longest: float) -> float:
-    """Return the pause in seconds after a number of failures in a row: the first one doubles up to the longest."""
+    """Return the pause in seconds after a number of failures in a row: the first one doubles up to the longest.
+
+    Example::
+
+        from stepwell.engine import backoff
+
+        assert [backoff(failures, 0.5, 5.0) for failures in (1, 2, 3, 9)] == [0.5, 1.0, 2.0, 5.0]
+    """
     return min(first * 2.0 ** min(max(failures - 1, 0), _MOST_DOUBLINGS), longest)
 
 

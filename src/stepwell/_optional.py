@@ -18,6 +18,12 @@ def require(
     """Import and return an optional package. Raises ``MissingExtra`` or ``ExtraTooOld`` with the pip command.
 
     ``distribution``: its name on PyPI, if that differs. ``below``: warn if the version is not below this one.
+
+    Example::
+
+        from stepwell.engine import require
+
+        redis = require("redis.asyncio", "redis", distribution="redis", minimum="6.0")
     """
     name = distribution or package
     found = None if minimum is None and below is None else _version(name)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from stepwell._secrets import quoted
 from stepwell.errors import InsideLoop, UsageError
 
-__all__ = ["background_loop", "call", "carried", "settle", "sync", "sync_on"]
+__all__ = ["background_loop", "call_function", "carried", "settle", "sync", "sync_on"]
 
 T = TypeVar("T")
 
@@ -56,6 +56,12 @@ def sync_on(loop: asyncio.AbstractEventLoop | None, awaitable: Awaitable[T], ins
     """Run an awaitable on a loop of another thread if it is running, else on the library's background loop.
 
     ``instead``: what to do where this would block a loop, for the message of ``InsideLoop``.
+
+    Example::
+
+        from stepwell.engine import sync_on
+
+        data = sync_on(storage.loop, storage.get_data("my_bot", 42), "await storage.get_data()")
     """
     try:
         asyncio.get_running_loop()
@@ -92,11 +98,20 @@ async def _awaited(awaitable: Awaitable[T], ended: threading.Event, caller: _Cal
         ended.set()
 
 
-async def call(function: Callable[..., Any], *args: Any) -> Any:
+async def call_function(function: Callable[..., Any], *args: Any) -> Any:
     """Call a function of a user's program, ``def`` or ``async def``, without blocking the loop.
 
     A ``def`` function runs in the thread that waits in ``sync`` for this task, where it may use thread-bound objects
     such as a database connection or the request of a web framework, else in a thread of the library's pool.
+
+    Example::
+
+        from stepwell.engine import call_function
+
+        def handler(text):
+            return text.upper()
+
+        assert await call_function(handler, "hello") == "HELLO"
     """
     if inspect.iscoroutinefunction(function):
         return await function(*args)
@@ -226,7 +241,14 @@ _callers: ContextVar[_Caller | None] = ContextVar("stepwell_caller", default=Non
 
 
 def background_loop() -> asyncio.AbstractEventLoop:
-    """Return the running background loop. The first call in a process starts it."""
+    """Return the running background loop. The first call in a process starts it.
+
+    Example::
+
+        from stepwell.engine import background_loop
+
+        asyncio.run_coroutine_threadsafe(storage.open(), background_loop()).result()
+    """
     global _loop
     with _lock:
         if _loop is None or not _loop.is_running():

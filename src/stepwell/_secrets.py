@@ -43,13 +43,27 @@ _SHORTEST = 4
 
 
 def is_secret(name: str) -> bool:
-    """Return whether a field of this name probably holds a secret: ``api_key``, ``dbPassword``, ``PIN``."""
+    """Return whether a field of this name probably holds a secret: ``api_key``, ``dbPassword``, ``PIN``.
+
+    Example::
+
+        from stepwell.engine import is_secret
+
+        assert is_secret("api_key") and not is_secret("name")
+    """
     words = [word.lower() for word in _WORDS.findall(name)]
     return bool(_SECRET & set(words)) or any(pair in _SECRET_PAIRS for pair in pairwise(words))
 
 
 def masked_text(text: str, values: Iterable[str] = ()) -> str:
-    """Return a text with its secrets masked: passwords of URLs, tokens, fields with telling names, and ``values``."""
+    """Return a text with its secrets masked: passwords of URLs, tokens, fields with telling names, and ``values``.
+
+    Example::
+
+        from stepwell.engine import MASK, masked_text
+
+        assert masked_text("token=abcdef, name=Ann") == f"token={MASK}, name=Ann"
+    """
     for value in sorted(values, key=len, reverse=True):
         if len(value) >= _SHORTEST:
             text = text.replace(value, MASK)
@@ -62,6 +76,12 @@ def quoted(value: object) -> str:
     """Return a value for an error: its ``repr``, or its type and length if it looks like a URL, a token or a key.
 
     A secret that is passed in the place of another argument must not reach a log.
+
+    Example::
+
+        from stepwell.engine import quoted
+
+        assert quoted("ten") == "'ten'"
     """
     text = repr(value)
     if not (isinstance(value, bytes | bytearray | memoryview) or _is_likely(text)):
@@ -73,7 +93,14 @@ def quoted(value: object) -> str:
 
 
 def displayed(text: str) -> str:
-    """Return a text for an error without quotes; otherwise as ``quoted``."""
+    """Return a text for an error without quotes; otherwise as ``quoted``.
+
+    Example::
+
+        from stepwell.engine import displayed
+
+        assert displayed("orders.db") == "orders.db"
+    """
     return quoted(text) if quoted(text) != repr(text) else text
 
 

@@ -158,6 +158,10 @@ class Place(Struct, frozen=True, gc=False):
         await storage.set_state("my_bot", 42, State("registration", "get_name"))
         async for entry in storage.scan("my_bot"):
             assert (entry.place.flow, entry.place.state) == ("registration", "get_name")
+
+        from stepwell.engine import replaced
+
+        assert replaced(entry.place, state="get_email").flow == "registration"
     """
 
     flow: str | None

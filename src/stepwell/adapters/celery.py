@@ -17,10 +17,8 @@ import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from stepwell._optional import require
-from stepwell._portal import sync
-from stepwell._secrets import quoted
-from stepwell.codec import decode_key
+from stepwell import sync
+from stepwell.engine import RUNS, decode_key, quoted, require
 from stepwell.errors import InvalidOption, Parked, RunBusy, RunCancelled, RunFinished, StepwellError, UnknownRun
 from stepwell.nodes.control import runs
 from stepwell.nodes.control.options import common_storage
@@ -28,15 +26,14 @@ from stepwell.nodes.handle import RunHandle
 from stepwell.nodes.queue import partitions
 from stepwell.nodes.run.table import flow_indexes
 from stepwell.options import check_number
-from stepwell.record import RUNS
 
 if TYPE_CHECKING:
     from celery import Celery
 
+    from stepwell import Storage
     from stepwell.nodes.flow import NodeFlow
     from stepwell.nodes.graph.plan import Program
     from stepwell.nodes.walk.execution import Execution
-    from stepwell.storage import Storage
 
 __all__ = ["CeleryRuns"]
 

@@ -12,13 +12,10 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from stepwell._optional import require
-from stepwell._portal import background_loop
-from stepwell._secrets import masked_text, quoted
+from stepwell import Storage
+from stepwell.engine import as_storage, background_loop, masked_text, quoted, require
 from stepwell.errors import InsideLoop, InvalidOption, OutcomeUnknown
 from stepwell.log import Log
-from stepwell.storage import Storage
-from stepwell.storage.urls import as_storage
 
 require("agents", "openai-agents", distribution="openai-agents", minimum="0.8", below="1")
 

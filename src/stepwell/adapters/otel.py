@@ -10,9 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepwell import fsm, nodes
-from stepwell._optional import require
+from stepwell.engine import RunBatch, observe_batches, require
 from stepwell.errors import LeaseLost
-from stepwell.storage.observers import RunBatch, batch_observers
 
 if TYPE_CHECKING:
     from contextvars import Token
@@ -21,9 +20,8 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import Span, TracerProvider
 
-    from stepwell.storage import Storage
-    from stepwell.storage.operations import Result
-    from stepwell.storage.transport.lane import Batch
+    from stepwell import Storage
+    from stepwell.engine import Batch, Result
 
 otel_context: Any = require("opentelemetry.context", "otel", distribution="opentelemetry-api", minimum="1.25")
 otel_metrics: Any = require("opentelemetry.metrics", "otel")
@@ -53,14 +51,11 @@ def instrument(
     spans = OpenSpans(otel_trace.get_tracer("stepwell", stepwell.__version__, tracer_provider=tracer_provider))
     meter = otel_metrics.get_meter("stepwell", stepwell.__version__, meter_provider=meter_provider)
     updates, runs, batches = UpdateTelemetry(spans, meter), RunTelemetry(spans, meter), BatchTelemetry(spans, meter)
-    ends = [fsm.subscribe(updates), nodes.subscribe(runs)]
-    batch_observers.append(batches)
+    ends = [fsm.subscribe(updates), nodes.subscribe(runs), observe_batches(batches)]
 
     def stop() -> None:
         for end in ends:
             end()
-        if batches in batch_observers:
-            batch_observers.remove(batches)
 
     return stop
 

@@ -22,12 +22,11 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 from weakref import WeakKeyDictionary
 
-from stepwell._optional import require
+from stepwell.engine import DAY, require
 from stepwell.errors import TooLarge
 from stepwell.log import Log
 from stepwell.nodes import step
 from stepwell.nodes.walk.cursor import Cursor, current
-from stepwell.record import DAY
 
 require("pydantic_ai", "pydantic-ai", distribution="pydantic-ai-slim", minimum="2.60", below="3")
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 import stepwell
-from stepwell._secrets import displayed
 from stepwell.cli import demo, play, run
 from stepwell.cli.arguments import address, port, positive
 from stepwell.cli.signals import Terminated
+from stepwell.engine import displayed
 from stepwell.errors import Conflict, InvalidKey, InvalidOption, UnknownScheme, UsageError
 from stepwell.operate.log import printable
 

@@ -7,8 +7,7 @@ import re
 from typing import Any
 from urllib.parse import urlsplit
 
-from stepwell._secrets import quoted
-from stepwell.codec.values import decode
+from stepwell.engine import decode_value, quoted
 from stepwell.errors import InvalidOption, StepwellError
 from stepwell.operate.fields import check_text, is_json, split_field
 
@@ -62,6 +61,6 @@ def stored_value(text: str, what: str = "the value") -> Any:
         check_text(text, what)
         return text
     try:
-        return decode(text)
+        return decode_value(text)
     except StepwellError as error:
         raise InvalidOption(f"{what} is not valid: {error}") from error

@@ -10,11 +10,11 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from stepwell._optional import require
 from stepwell.botapi import NotPossible, WorldEvent, buttons_of
 from stepwell.cli.arguments import port
 from stepwell.cli.command import Commands
 from stepwell.cli.console import say, tell
+from stepwell.engine import require
 from stepwell.errors import InvalidOption, UsageError
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from stepwell._secrets import quoted
 from stepwell.botfile import file_beside, import_code
+from stepwell.engine import quoted
 from stepwell.errors import StepwellError, UsageError
 from stepwell.fsm import FSM, Flow, Router
 from stepwell.nodes import NodeFlow

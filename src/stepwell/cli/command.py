@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from stepwell import SQLiteStorage, Storage, open_storage
 from stepwell.cli import signals
 from stepwell.cli.code import import_types, used
 from stepwell.cli.output import note
@@ -18,9 +19,6 @@ from stepwell.cli.writes import logged_writes
 from stepwell.errors import UsageError
 from stepwell.fsm import FSM
 from stepwell.nodes import NodeFlow
-from stepwell.storage import Storage
-from stepwell.storage.sqlite import SQLiteStorage
-from stepwell.storage.urls import open_storage
 
 __all__ = [
     "PATIENCE",

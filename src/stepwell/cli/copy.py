@@ -11,19 +11,15 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
-from stepwell._counted import counted
+from stepwell import SQLiteStorage, Storage, copy_records
 from stepwell.cli import signals
 from stepwell.cli.command import Commands, add_command, add_yes, confirmed, storage_at
 from stepwell.cli.output import cell, note, report
 from stepwell.cli.writes import user_name
-from stepwell.codec import decode_namespace
+from stepwell.engine import RUNS, Copied, count_extra, count_records, counted, decode_namespace
 from stepwell.errors import InvalidOption, UsageError
 from stepwell.operate.log import log_write
 from stepwell.operate.records import check_bot
-from stepwell.record import RUNS
-from stepwell.storage import Storage
-from stepwell.storage.copying.copy import Copied, copy_records, count_extra, count_records
-from stepwell.storage.sqlite import SQLiteStorage
 
 __all__ = ["add"]
 

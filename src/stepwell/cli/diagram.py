@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from stepwell._secrets import quoted
 from stepwell.cli.code import flows_in
 from stepwell.cli.command import Commands, add_command
 from stepwell.cli.output import print_json
+from stepwell.engine import quoted
 from stepwell.errors import UsageError
 from stepwell.fsm import FSM, Router
 from stepwell.fsm.flows.diagram import diagram

@@ -7,8 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
 
-from stepwell._counted import counted
-from stepwell._secrets import quoted
+from stepwell import Storage
 from stepwell.cli.arguments import duration, positive, stored_assignment
 from stepwell.cli.command import (
     Commands,
@@ -22,7 +21,7 @@ from stepwell.cli.command import (
 from stepwell.cli.output import cell, json_text, note, report
 from stepwell.cli.records import print_record
 from stepwell.cli.writes import user_name
-from stepwell.codec.seal import Seal
+from stepwell.engine import KEEP, Address, Keep, Seal, Stored, counted, quoted
 from stepwell.errors import InvalidOption, StorageError, StoredDataError, UsageError, VersionChanged
 from stepwell.operate import edits
 from stepwell.operate.record import (
@@ -37,8 +36,6 @@ from stepwell.operate.record import (
     view,
 )
 from stepwell.operate.records import UnknownBot, bots, bots_with_logs, check_bot
-from stepwell.record import KEEP, Address, Keep, Stored
-from stepwell.storage import Storage
 
 __all__ = ["add"]
 

@@ -8,8 +8,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from stepwell._counted import counted
-from stepwell._secrets import quoted
+from stepwell import MemoryStorage, SQLiteStorage, Storage
 from stepwell.adapters.imports.aiogram import import_aiogram
 from stepwell.adapters.imports.ptb import import_ptb
 from stepwell.adapters.imports.records import ImportResult
@@ -19,11 +18,9 @@ from stepwell.cli.code import import_types
 from stepwell.cli.command import Commands, add_command, add_yes, confirmed, storage_at, url_of
 from stepwell.cli.output import cell, note, report
 from stepwell.cli.writes import user_name
+from stepwell.engine import counted, quoted
 from stepwell.errors import InvalidOption
 from stepwell.operate.log import log_write
-from stepwell.storage import Storage
-from stepwell.storage.memory import MemoryStorage
-from stepwell.storage.sqlite import SQLiteStorage
 
 __all__ = ["add"]
 

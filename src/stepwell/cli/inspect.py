@@ -8,6 +8,7 @@ import contextlib
 import signal
 from typing import Any
 
+from stepwell import Storage
 from stepwell.cli.arguments import port
 from stepwell.cli.code import flows_in
 from stepwell.cli.command import Commands, given_url, storage_of
@@ -16,7 +17,6 @@ from stepwell.cli.writes import logged_writes, user_name
 from stepwell.errors import UsageError
 from stepwell.fsm import FSM, Router
 from stepwell.nodes import NodeFlow
-from stepwell.storage import Storage
 
 __all__ = ["add"]
 

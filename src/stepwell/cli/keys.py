@@ -6,14 +6,14 @@ import argparse
 import sys
 from typing import Any
 
-from stepwell._counted import counted
+from stepwell import Storage
 from stepwell.cli.command import Commands, add_command, add_yes, confirmed, with_storage
 from stepwell.cli.output import cell, note, report
 from stepwell.cli.writes import user_name
+from stepwell.engine import counted
 from stepwell.errors import UsageError
 from stepwell.operate.log import log_write
 from stepwell.operate.records import check_bot
-from stepwell.storage import Storage
 
 __all__ = ["add"]
 
@@ -41,15 +41,15 @@ def add(commands: Commands) -> None:
 
 def _new_key(options: argparse.Namespace) -> int:
     # Imported here because it needs the extra.
-    from stepwell.storage.sealed import new_key
-    from stepwell.storage.sealed.keys import SealingKey
+    from stepwell.storage.sealed import SealingKey, new_key
 
     key = new_key()
     return report(options, {"key": key, "id": SealingKey(key).id}, key)
 
 
 def _rotate(options: argparse.Namespace) -> int:
-    from stepwell.storage.sealed import Rotated, SealedStorage, rotate_keys
+    from stepwell import SealedStorage
+    from stepwell.storage.sealed import Rotated, rotate_keys
 
     async def work(storage: Storage) -> int:
         if not isinstance(storage, SealedStorage):

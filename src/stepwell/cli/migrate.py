@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from stepwell._counted import counted
+from stepwell import Storage
 from stepwell.cli.code import used
 from stepwell.cli.command import Commands, add_command, add_yes, confirmed, given_url, with_storage
 from stepwell.cli.output import cell, note, print_json, report
 from stepwell.cli.writes import user_name
-from stepwell.codec import encode_key
+from stepwell.engine import counted, encode_key
 from stepwell.fsm import FSM
 from stepwell.operate.log import log_write
-from stepwell.storage import Storage
 
 __all__ = ["add"]
 

@@ -6,8 +6,7 @@ import argparse
 from dataclasses import asdict
 from typing import Any
 
-from stepwell._counted import counted
-from stepwell._secrets import quoted
+from stepwell import Storage
 from stepwell.cli.arguments import duration, positive
 from stepwell.cli.command import Commands, add_command, add_key, with_storage
 from stepwell.cli.output import (
@@ -23,13 +22,12 @@ from stepwell.cli.output import (
     print_tree,
 )
 from stepwell.cli.search import Search
-from stepwell.codec import decode_key
+from stepwell.engine import ANY, counted, decode_key, quoted
 from stepwell.errors import InvalidKey, InvalidOption, StoredDataError
 from stepwell.operate.counts import state_counts
 from stepwell.operate.fields import searched_field
 from stepwell.operate.record import RecordView, resolve, show_at
 from stepwell.operate.records import RecordFilter, bots, check_bot, listed
-from stepwell.storage import ANY, Storage
 
 __all__ = ["add", "print_record"]
 

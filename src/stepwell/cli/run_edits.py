@@ -6,21 +6,20 @@ import argparse
 import shlex
 from collections.abc import Awaitable, Callable
 
-from stepwell._counted import counted
-from stepwell._secrets import quoted
+from stepwell import Storage
 from stepwell.cli.arguments import positive, stored_value
 from stepwell.cli.code import flow_named
 from stepwell.cli.command import Commands, Work, add_command, add_yes, confirmed, with_storage
 from stepwell.cli.output import cell, json_text, note, report
 from stepwell.cli.runs import run_json
 from stepwell.cli.writes import user_name
+from stepwell.engine import counted, quoted
 from stepwell.errors import InvalidOption, Parked, StepwellError, UsageError
 from stepwell.nodes import Run
 from stepwell.nodes.run.error_text import message_of
 from stepwell.operate import runs
 from stepwell.operate.log import log_write
 from stepwell.operate.run_list import RunFilter, listed_runs
-from stepwell.storage import Storage
 
 __all__ = ["add"]
 

@@ -7,6 +7,7 @@ import shlex
 from dataclasses import asdict
 from typing import Any
 
+from stepwell import Storage
 from stepwell.cli.arguments import duration, positive
 from stepwell.cli.command import Commands, add_command, with_storage
 from stepwell.cli.output import ago, cell, json_text, moment, note, print_fields, print_json, print_tree
@@ -17,7 +18,6 @@ from stepwell.nodes.run.monitor import OpenWait
 from stepwell.operate.fields import searched_field
 from stepwell.operate.run_list import OPEN, DamagedRun, RunFilter, check_status, listed_runs
 from stepwell.operate.runs import reason_of, shared_of, show_run, shown_value
-from stepwell.storage import Storage
 
 __all__ = ["add", "run_json"]
 

@@ -7,13 +7,13 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
+from stepwell import Storage
 from stepwell.cli.command import Commands, add_command, add_yes, confirmed, with_storage
 from stepwell.cli.output import moment, print_json, print_table, report
 from stepwell.cli.writes import user_name
 from stepwell.nodes import Schedules, ScheduleStatus
 from stepwell.operate.log import log_write
 from stepwell.operate.runs import shown_value
-from stepwell.storage import Storage
 
 __all__ = ["add"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import time
 
+from stepwell import Storage
 from stepwell.cli.arguments import duration, positive
 from stepwell.cli.command import Commands, add_command, with_storage
 from stepwell.cli.output import due, print_json, print_table
 from stepwell.errors import InvalidOption
 from stepwell.operate.records import bots, check_bot, timers
-from stepwell.storage import Storage
 
 __all__ = ["add"]
 

@@ -8,9 +8,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from stepwell._counted import counted
 from stepwell.cli.command import PATIENCE, Commands, add_command
 from stepwell.cli.output import moment, note, print_fields, print_json, report
+from stepwell.engine import counted
 
 __all__ = ["add"]
 

@@ -53,7 +53,16 @@ def address_of(namespace: str, key: Any, limits: Limits) -> Address:
 
 
 def encode_namespace(name: str, limits: Limits) -> str:
-    """Return a bot's name without control characters; a reserved namespace is returned unchanged."""
+    """Return a bot's name without control characters; a reserved namespace is returned unchanged.
+
+    Raises ``InvalidKey`` or ``TooLarge``.
+
+    Example::
+
+        from stepwell.engine import encode_namespace
+
+        found = await storage.due(encode_namespace("my_bot", storage.limits))
+    """
     if type(name) is ReservedNamespace:
         return name
     if not isinstance(name, str) or not name:
@@ -71,7 +80,14 @@ def _namespace_text(name: str) -> str:
 
 
 def decode_namespace(text: str) -> str:
-    """Return the name that ``encode_namespace`` was given."""
+    """Return the name that ``encode_namespace`` was given. Raises ``CorruptRecord``.
+
+    Example::
+
+        from stepwell.engine import decode_namespace
+
+        assert [decode_namespace(text) for text in await storage.namespaces()] == []
+    """
     if text.startswith('"'):
         return ReservedNamespace(text)
     if "\\" not in text:
@@ -86,7 +102,16 @@ def decode_namespace(text: str) -> str:
 
 
 def encode_key(key: Any, depth: int = 64) -> str:
-    """Return a key as text. Only keys of equal type and value have the same text."""
+    """Return a key as text. Only keys of equal type and value have the same text.
+
+    Raises ``InvalidKey``.
+
+    Example::
+
+        from stepwell.engine import encode_key
+
+        assert encode_key((42, "a")) == storage.address("my_bot", (42, "a")).key
+    """
     kind = type(key)
     if kind is tuple:
         if depth == 0:
@@ -112,7 +137,14 @@ def encode_key(key: Any, depth: int = 64) -> str:
 
 
 def decode_key(text: str) -> Any:
-    """Return the key that ``encode_key`` was given."""
+    """Return the key that ``encode_key`` was given. Raises ``CorruptRecord``.
+
+    Example::
+
+        from stepwell.engine import decode_key
+
+        assert decode_key(storage.address("my_bot", (42, 42)).key) == (42, 42)
+    """
     try:
         key, end = _parse(text, 0)
         if end != len(text):
@@ -123,7 +155,14 @@ def decode_key(text: str) -> Any:
 
 
 def check_name(what: str, name: object) -> None:
-    """Raise ``InvalidName`` if a name has a control character, which separates names in indexes and ends log lines."""
+    """Raise ``InvalidName`` if a name has a control character, which separates names in indexes and ends log lines.
+
+    Example::
+
+        from stepwell.engine import check_name
+
+        check_name("the flow", "registration")
+    """
     if isinstance(name, str) and (found := _CONTROL.search(name)):
         raise InvalidName(what, str.__str__(name), found.start())
 
@@ -137,7 +176,16 @@ def encode_name(name: Any, limits: Limits) -> str:
 
 
 def decode_name(text: str) -> Any:
-    """Return the key of the data that ``encode_name`` was given."""
+    """Return the key of the data that ``encode_name`` was given.
+
+    Example::
+
+        from stepwell.engine import decode_name
+
+        await storage.set_data("my_bot", 42, {7: "seven"})
+        stored = await storage.perform(Get(storage.address("my_bot", 42)))
+        assert [decode_name(name) for name in stored.fields] == [7]
+    """
     if text[:1] != "$":
         if not text:
             raise values.DecodeError("its name is empty")

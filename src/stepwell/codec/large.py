@@ -30,7 +30,14 @@ _LEAVES = frozenset({str, int, float, bool, type(None), bytes})
 
 
 def is_large(value: Any) -> bool:
-    """Return whether encoding a value may take longer than a few milliseconds. Looks at a few thousand values."""
+    """Return whether encoding a value may take longer than a few milliseconds. Looks at a few thousand values.
+
+    Example::
+
+        from stepwell.engine import is_large
+
+        assert is_large("x" * 10_000_000)
+    """
     kind = type(value)
     if kind is str or kind is bytes:
         return len(value) > LARGE
@@ -77,6 +84,12 @@ def fingerprint(value: Any) -> bytes | None:
 
     It hashes the value's pickle, which is never stored or read. This takes a tenth of the time of encoding. Returns
     ``None`` for values that contain objects of classes other than the basic ones.
+
+    Example::
+
+        from stepwell.engine import fingerprint
+
+        assert fingerprint({"a": [1]}) == fingerprint({"a": [1]}) != fingerprint({"a": [2]})
     """
     digest = _Digest()
     pickler = _Pickler(digest, 5)
@@ -105,7 +118,15 @@ class _Pickler(pickle.Pickler):
 
 
 async def seal_data(seal: Seal, data: Mapping[Any, Any]) -> dict[str, str]:
-    """Return ``seal.fields(data)``; large data is encoded in a thread."""
+    """Return ``seal.fields(data)``; large data is encoded in a thread.
+
+    Example::
+
+        from stepwell.engine import seal_data
+
+        address = storage.address("my_bot", 42)
+        fields = await seal_data(storage.seal(address), {"name": "Ann"})
+    """
     if isinstance(data, Mapping) and any(is_large(value) for value in data.values()):
         return await in_thread(seal.fields, dict(data), True)
     return seal.fields(data)
@@ -125,7 +146,14 @@ if hasattr(os, "register_at_fork"):
 
 
 async def in_thread(function: Callable[..., T], *args: Any) -> T:
-    """Call a function in one of the codec's two threads, in the context of the caller, and return its result."""
+    """Call a function in one of the codec's two threads, in the context of the caller, and return its result.
+
+    Example::
+
+        from stepwell.engine import in_thread
+
+        assert await in_thread(sorted, [3, 1, 2]) == [1, 2, 3]
+    """
     if not _threads:
         _threads.append(ThreadPoolExecutor(2, "stepwell-codec"))
     context = contextvars.copy_context()

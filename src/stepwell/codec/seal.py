@@ -25,7 +25,13 @@ ENCRYPTED: Final = "~1"
 
 
 class Seal:
-    """Encodes and decodes the values of one address."""
+    """Encodes and decodes the values of one address.
+
+    Example::
+
+        seal = storage.seal(storage.address("my_bot", 42))
+        assert seal.data(seal.fields({"name": "Ann"})) == {"name": "Ann"}
+    """
 
     __slots__ = ("_limits", "_seed", "address", "limit")
 
@@ -51,7 +57,7 @@ class Seal:
         return fields
 
     def name(self, key: Any) -> str:
-        """Return the name of the stored field for a key of the data."""
+        """Return the name of the stored field for a key of the data. Raises ``EncodeError``."""
         try:
             return encode_name(key, self._limits)
         except EncodeError as error:
@@ -85,7 +91,7 @@ class Seal:
         return data
 
     def head(self, opened: OpenedHead) -> Head:
-        """Seal a head as JSON."""
+        """Seal a head as JSON. Raises ``EncodeError`` for a flow or state that is no text."""
         place = opened.place
         flow, state = place.flow, place.state
         if not ((flow is None or type(flow) is str) and (state is None or type(state) is str)):
@@ -129,7 +135,7 @@ class Seal:
         return text.decode()
 
     def value(self, kind: str, name: str, text: str) -> Any:
-        """Return the value that ``seal`` was given."""
+        """Return the value that ``seal`` was given. Raises ``CorruptRecord``."""
         body = self.body(kind, name, text)
         try:
             return values.decode(body, self._limits.depth)
@@ -137,14 +143,14 @@ class Seal:
             raise CorruptRecord(self.address.text, _NAMES.get(kind, "a part"), str(error)) from error
 
     def seal_body(self, kind: str, name: str, body: bytes) -> str:
-        """Seal the JSON of a value."""
+        """Seal the JSON of a value. Raises ``TooLarge``."""
         if len(body) > self.limit:
             raise TooLarge(f"the value of {quoted(name)}", len(body), self.limit)
         check = crc32(body, crc32(f"{kind}{name}\n".encode(), self._seed))
         return f"{check:08x} {body.decode()}"
 
     def body(self, kind: str, name: str, text: str) -> str:
-        """Return the JSON of a sealed value, checked and not decoded."""
+        """Return the JSON of a sealed value, checked and not decoded. Raises ``CorruptRecord`` or ``TooLarge``."""
         if len(text) > self.limit + 9:
             raise TooLarge(f"the stored value of {quoted(name)} at {self.address.text}", len(text), self.limit)
         body = text[9:]

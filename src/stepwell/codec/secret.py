@@ -33,14 +33,33 @@ def register_data(kind: Kind, name: str, cls: type) -> None:
 
 
 def secret_fields_of(kind: Kind, name: str | None) -> frozenset[str]:
-    """Return the marked fields of the data of a flow or bot; if its type is unknown, those of all known types."""
+    """Return the marked fields of the data of a flow or bot; if its type is unknown, those of all known types.
+
+    Example::
+
+        from stepwell.engine import secret_fields_of
+
+        assert "name" not in secret_fields_of("flow", "registration")
+    """
     known = _DATA.get((kind, name or "")) or [cls for at, found in _DATA.items() if at[0] == kind for cls in found]
     return frozenset().union(*map(secret_fields, known))
 
 
 @lru_cache(maxsize=512)
 def secret_fields(cls: type) -> frozenset[str]:
-    """Return the names of the fields of a class whose annotations have the marker."""
+    """Return the names of the fields of a class whose annotations have the marker.
+
+    Example::
+
+        from stepwell.engine import secret_fields
+
+        @dataclass
+        class Account:
+            name: str
+            card: Annotated[str, Secret]
+
+        assert secret_fields(Account) == {"card"}
+    """
     try:
         hints = typing.get_type_hints(cls, include_extras=True)
     except Exception:  # noqa: BLE001 - an annotation may raise any error

@@ -17,7 +17,16 @@ from stepwell.codec.json import set_field
 from stepwell.errors import InvalidOption, StoredDataError, UnknownType
 from stepwell.options import check_text
 
-__all__ = ["PACKERS", "class_of", "ensure_registered", "record_type", "register_shape", "unpack"]
+__all__ = [
+    "PACKERS",
+    "class_of",
+    "ensure_registered",
+    "is_registered",
+    "packed",
+    "record_type",
+    "register_shape",
+    "unpack",
+]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -97,11 +106,49 @@ def _register(cls: type, name: str, *, writes: bool) -> None:
 
 
 def register_shape(cls: type, name: str, pack: Callable[[Any], Any], unpack: Callable[[Any], Any]) -> None:
-    """Register a class of the library with functions to pack and unpack its instances."""
+    """Register a class of the library with functions to pack and unpack its instances.
+
+    Example::
+
+        from stepwell.engine import register_shape
+
+        class Point:
+            def __init__(self, x, y):
+                self.x, self.y = x, y
+
+        register_shape(Point, "geometry.Point", lambda point: [point.x, point.y], lambda stored: Point(*stored))
+        await storage.set_data("my_bot", 42, {"here": Point(1, 2)})
+        assert (await storage.get_data("my_bot", 42))["here"].y == 2
+    """
     _own("$record", name, cls)
     PACKERS[cls] = lambda value: ("$record", name, pack(value))
     _UNPACKERS["$record", name] = unpack
     _NAMED.add(cls)
+
+
+def is_registered(cls: type) -> bool:
+    """Return whether objects of this class can be stored, because it is registered.
+
+    Example::
+
+        from stepwell.engine import is_registered
+
+        assert not is_registered(object)
+    """
+    return cls in PACKERS
+
+
+def packed(value: Any) -> Any:
+    """Return what is stored for an object of a registered class; any other value unchanged.
+
+    Example::
+
+        from stepwell.engine import packed
+
+        assert packed([1, 2]) == [1, 2]
+    """
+    packer = PACKERS.get(type(value))
+    return value if packer is None else packer(value)
 
 
 def unpack(tag: str, name: str, stored: Any) -> Any:
@@ -125,7 +172,14 @@ def unpack(tag: str, name: str, stored: Any) -> Any:
 
 
 def class_of(tag: str, name: str) -> type | None:
-    """Return the class that is registered under a name in this process, if any."""
+    """Return the class that is registered under a name in this process, if any.
+
+    Example::
+
+        from stepwell.engine import class_of
+
+        assert class_of("$record", "unknown") is None
+    """
     return _OWNERS.get((tag, name)) or _OWNERS.get((tag, _present_name(tag, name)))
 
 

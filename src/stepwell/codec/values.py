@@ -52,6 +52,12 @@ def encode(value: Any, limits: Limits, path: str = "$", *, large: bool = False) 
     """Return a value as JSON text in UTF-8. Raises ``EncodeError`` with the path of an unsupported value.
 
     ``large``: encode in pieces; the text is the same.
+
+    Example::
+
+        from stepwell.engine import encode_value
+
+        assert encode_value({1: "one"}, storage.limits) == b'{"$dict":[[1,"one"]]}'
     """
     try:
         return pieces.dump(value, _plain, limits.depth) if large else to_json(_plain(value, limits.depth))
@@ -60,7 +66,14 @@ def encode(value: Any, limits: Limits, path: str = "$", *, large: bool = False) 
 
 
 def decode(text: str, depth: int = 64) -> Any:
-    """Return the value that ``encode`` was given."""
+    """Return the value that ``encode`` was given. Raises ``DecodeError``, a ``StoredDataError``.
+
+    Example::
+
+        from stepwell.engine import decode_value, encode_value
+
+        assert decode_value(encode_value((1, 2), storage.limits).decode()) == (1, 2)
+    """
     # One level of a tagged value takes up to four brackets. Most texts are too short to exceed the limit.
     deepest = 4 * depth + 8
     try:
@@ -291,7 +304,14 @@ def _children(value: Any) -> list[tuple[str, Any]]:
 
 
 def step(key: Any) -> str:
-    """Return one step of a path: ``.price``, or ``["two words"]``."""
+    """Return one step of a path: ``.price``, or ``["two words"]``.
+
+    Example::
+
+        from stepwell.engine import path_step
+
+        assert path_step("price") == ".price"
+    """
     return f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{quoted(key)}]"
 
 

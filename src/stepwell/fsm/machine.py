@@ -187,7 +187,7 @@ class FSM(Machine):
         async with Conversation(self, update, key=key, update_id=update_id, enters=True) as ctx:
             if ctx.duplicate:
                 return None
-            return await _portal.call(handler, ctx)
+            return await _portal.call_function(handler, ctx)
 
     def handle_sync(
         self, update: Any, handler: Handler, *, key: Any = NOT_GIVEN, update_id: int | str | None = None

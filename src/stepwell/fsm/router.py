@@ -153,7 +153,7 @@ class Router:
         if self.send is not None and calls:
             with sending(conversation.origin):
                 for call in calls:
-                    await _portal.call(self.send, call)
+                    await _portal.call_function(self.send, call)
         return calls
 
     async def _collect(
@@ -200,7 +200,7 @@ class Router:
                 if found.is_async:
                     await found.handler(ctx)
                 else:
-                    await _portal.call(found.handler, ctx)
+                    await _portal.call_function(found.handler, ctx)
                 if on_error is not None or found.attempts > 1:
                     await conversation.run_hooks()
                 return
@@ -214,7 +214,7 @@ class Router:
                 await conversation.rollback(error, again=not last)
                 if last:
                     assert on_error is not None
-                    await _portal.call(on_error, ctx, error)
+                    await _portal.call_function(on_error, ctx, error)
                     return
             await asyncio.sleep(backoff(failures, FIRST_PAUSE, LONGEST_PAUSE))
 

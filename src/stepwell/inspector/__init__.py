@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from stepwell._optional import require
+from stepwell.engine import require
 
 require("starlette", "inspector")
 

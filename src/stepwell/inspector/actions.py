@@ -7,16 +7,14 @@ import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
-from stepwell._secrets import quoted
-from stepwell.codec.values import decode
+from stepwell import Storage
+from stepwell.engine import KEEP, Address, Version, decode_value, quoted
 from stepwell.errors import InvalidOption, UsageError
 from stepwell.inspector.flows import KnownFlows
 from stepwell.inspector.views import record_json, run_json
 from stepwell.operate import edits, runs
 from stepwell.operate.fields import check_text
 from stepwell.operate.record import parsed_version, read, resolve, show_at, view
-from stepwell.record import KEEP, Address, Version
-from stepwell.storage import Storage
 
 __all__ = ["ACTIONS", "current"]
 
@@ -142,7 +140,7 @@ def _value(given: Given) -> Any:
     except (ValueError, RecursionError):
         check_text(text, "the value")
         raise InvalidOption("the value is not JSON; put a text in double quotes") from None
-    return decode(text)
+    return decode_value(text)
 
 
 async def current(storage: Storage, given: Given) -> dict[str, Any]:

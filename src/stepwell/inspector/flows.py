@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from stepwell._secrets import quoted
+from stepwell.engine import quoted
 from stepwell.errors import InvalidOption
 from stepwell.fsm import FSM, Flow, Router
 from stepwell.fsm.flows.description import FlowDescription, describe

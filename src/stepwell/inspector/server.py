@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Self
 
-from stepwell._optional import require
+from stepwell import Storage
+from stepwell.engine import require
 from stepwell.inspector.app import Inspector
-from stepwell.storage import Storage
 
 require("uvicorn", "inspector")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
+from stepwell import Storage
 from stepwell.inspector.flows import KnownFlows
 from stepwell.inspector.reading import Reading
 from stepwell.operate.counts import AllCounts, all_counts, joined
 from stepwell.operate.node_counts import NodeCount, node_counts
-from stepwell.storage import Storage
 
 __all__ = ["Subject"]
 

@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
-from stepwell._secrets import quoted
+from stepwell import Storage
+from stepwell.engine import ANY, quoted
 from stepwell.errors import InvalidOption, StepwellError
 from stepwell.inspector.subject import COUNTED, COUNTED_AT_NODES, Subject
 from stepwell.nodes import Run, Schedules
@@ -19,7 +20,6 @@ from stepwell.operate.records import RecordFilter, bots, check_bot, listed, time
 from stepwell.operate.run_list import OPEN, DamagedRun, RunFilter, check_status, listed_runs
 from stepwell.operate.runs import reason_of, record_of_run, shared_of, show_run, shown_value
 from stepwell.operate.search import check_searchable
-from stepwell.storage import ANY, Storage
 from stepwell.web.display import as_json
 
 __all__ = ["VIEWS", "record_json", "run_json"]

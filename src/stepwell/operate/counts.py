@@ -5,14 +5,12 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
-from stepwell.codec import decode_namespace, encode_namespace
+from stepwell import Storage
+from stepwell.engine import RUNS, ReservedNamespace, StateCount, decode_namespace, encode_namespace
 from stepwell.errors import Unsupported
 from stepwell.nodes.run.table import flow_of_index
 from stepwell.operate.records import Count, bots, counted
 from stepwell.operate.run_list import RunCount, run_counts
-from stepwell.record import RUNS, ReservedNamespace
-from stepwell.storage import Storage
-from stepwell.storage.listing import StateCount
 
 __all__ = ["AllCounts", "all_counts", "joined", "state_counts"]
 

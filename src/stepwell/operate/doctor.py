@@ -9,8 +9,19 @@ from contextlib import suppress
 from shlex import quote
 from typing import Any
 
-from stepwell._counted import counted
-from stepwell.codec import decode_key, decode_namespace, encode_namespace
+from stepwell import Storage
+from stepwell.engine import (
+    QUARANTINE,
+    RUNS,
+    Address,
+    Get,
+    Query,
+    Stored,
+    counted,
+    decode_key,
+    decode_namespace,
+    encode_namespace,
+)
 from stepwell.errors import (
     KeyMissing,
     NewerSchema,
@@ -33,10 +44,6 @@ from stepwell.operate.records import bots, timers
 from stepwell.operate.run_list import OPEN
 from stepwell.operate.runs import masked_run, reason_of
 from stepwell.operate.search import PAGE, pages
-from stepwell.record import QUARANTINE, RUNS, Address, Stored
-from stepwell.storage import Storage
-from stepwell.storage.listing import Query
-from stepwell.storage.operations import Get
 
 __all__ = ["Finding", "diagnose"]
 

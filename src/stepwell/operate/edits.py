@@ -12,10 +12,35 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepwell._counted import counted
-from stepwell._secrets import quoted
-from stepwell.codec import check_name, decode_key, decode_namespace, encode_namespace
-from stepwell.codec.json import replaced
+from stepwell import Storage
+from stepwell.engine import (
+    KEEP,
+    LOGS,
+    NO_HEAD,
+    Address,
+    Applied,
+    Apply,
+    Change,
+    Claim,
+    Claimed,
+    Get,
+    Guard,
+    Head,
+    Keep,
+    OpenedHead,
+    Place,
+    Release,
+    Stored,
+    Taken,
+    Version,
+    check_name,
+    counted,
+    decode_key,
+    decode_namespace,
+    encode_namespace,
+    quoted,
+    replaced,
+)
 from stepwell.errors import Busy, CorruptRecord, InvalidOption, StepwellError, VersionChanged
 from stepwell.fsm import FSM
 from stepwell.fsm.conversation.extension import TIMEOUT, after_end, opened_extension, with_kept, with_timers
@@ -23,9 +48,6 @@ from stepwell.fsm.conversation.history import HISTORY, with_entry
 from stepwell.log.names import log_tag
 from stepwell.operate.log import log_write
 from stepwell.operate.record import Missing, errors_of
-from stepwell.record import KEEP, LOGS, NO_HEAD, Address, Change, Head, Keep, OpenedHead, Place, Stored, Version
-from stepwell.storage import Storage
-from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Guard, Release, Taken
 
 __all__ = [
     "Edit",

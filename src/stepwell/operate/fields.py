@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from stepwell._secrets import quoted
+from stepwell.engine import quoted
 from stepwell.errors import InvalidOption
 
 __all__ = ["check_text", "is_json", "searched_field", "split_field"]

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any, Final
 
-from stepwell._secrets import MASK, is_secret, masked_text
-from stepwell.codec.secret import secret_fields
-from stepwell.codec.types import class_of
+from stepwell.engine import MASK, class_of, is_secret, masked_text, secret_fields
 
 __all__ = ["MASK", "hidden_texts", "is_secret", "masked", "masked_field", "masked_fields", "masked_text"]
 

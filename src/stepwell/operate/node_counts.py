@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from stepwell import Storage
 from stepwell.operate.run_list import DamagedRun, RunFilter, listed_runs
-from stepwell.storage import Storage
 
 __all__ = ["AT_NODES", "NodeCount", "node_counts"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from stepwell import Storage
+from stepwell.engine import PROCESSES
 from stepwell.errors import StoredDataError
-from stepwell.record import PROCESSES
-from stepwell.storage import Storage
 
 __all__ = ["ProcessView", "processes"]
 

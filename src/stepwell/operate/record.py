@@ -8,19 +8,26 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stepwell._secrets import displayed, quoted
-from stepwell.codec import decode_key, decode_namespace
-from stepwell.codec.json import MalformedJSON, from_json
-from stepwell.codec.secret import secret_fields_of
-from stepwell.codec.values import encode
+from stepwell import Limits, Storage
+from stepwell.engine import (
+    NO_HEAD,
+    Address,
+    Get,
+    Stored,
+    Version,
+    decode_key,
+    decode_namespace,
+    displayed,
+    encode_value,
+    from_json,
+    quoted,
+    secret_fields_of,
+)
 from stepwell.errors import InvalidKey, InvalidOption, StepwellError, StoredDataError, Unsupported
 from stepwell.fsm.conversation.duplicates import remembered
 from stepwell.fsm.conversation.extension import EXPIRY, TIMEOUT, Extension, opened_extension
 from stepwell.fsm.conversation.history import entry_times
 from stepwell.operate.masking import masked_field, masked_fields
-from stepwell.record import NO_HEAD, Address, Limits, Stored, Version
-from stepwell.storage import Storage
-from stepwell.storage.operations import Get
 
 __all__ = [
     "Missing",
@@ -178,14 +185,14 @@ def view(storage: Storage, address: Address, stored: Stored) -> RecordView:
     for name, text in stored.fields.items():
         try:
             value = from_json(seal.body("f", name, text))
-        except (StepwellError, MalformedJSON) as error:
+        except (StepwellError, ValueError) as error:
             damage.append(_reason(error, f"the field {quoted(name)}"))
         else:
             data[name] = masked_field(name, value, marked)
     try:
         known = from_json(kept.profile) if kept.profile else {}
         profile = masked_fields(known, secret_fields_of("profile", bot))
-    except MalformedJSON as error:
+    except ValueError as error:
         profile = {}
         damage.append(_reason(error, "its profile"))
     # The storage may keep the record longer than the conversation, and write its deadline a little later.
@@ -240,7 +247,7 @@ def errors_of(storage: Storage, address: Address, stored: Stored) -> list[Stepwe
 
 def shown_field(flow: str | None, name: str, value: Any) -> Any:
     """Return a value for a data field as it would be shown: as JSON of the codec, with secrets masked."""
-    return masked_field(name, from_json(encode(value, Limits())), secret_fields_of("flow", flow))
+    return masked_field(name, from_json(encode_value(value, Limits())), secret_fields_of("flow", flow))
 
 
 def version_text(version: Version) -> str:

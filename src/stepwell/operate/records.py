@@ -7,15 +7,24 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from stepwell._secrets import quoted
-from stepwell.codec import decode_key, decode_namespace, encode_namespace
+from stepwell import Storage
+from stepwell.engine import (
+    ANY,
+    LOGS,
+    Any_,
+    Due,
+    Get,
+    Query,
+    ReservedNamespace,
+    Stored,
+    decode_key,
+    decode_namespace,
+    encode_namespace,
+    quoted,
+)
 from stepwell.errors import StepwellError, StoredDataError
 from stepwell.operate.record import RecordView, marked_fields, view
 from stepwell.operate.search import PAGE, matches, pages, written_before
-from stepwell.record import LOGS, ReservedNamespace, Stored
-from stepwell.storage import ANY, Storage
-from stepwell.storage.listing import Any_, Due, Query
-from stepwell.storage.operations import Get
 
 __all__ = [
     "Count",

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, get_args
 
-from stepwell._secrets import quoted
-from stepwell.codec import decode_key, encode_namespace
+from stepwell import Storage
+from stepwell.engine import RUNS, Address, Entry, Query, Stored, decode_key, encode_namespace, quoted
 from stepwell.errors import InvalidOption, StoredDataError
 from stepwell.nodes.run import monitor
 from stepwell.nodes.run.monitor import Run, Status
@@ -16,9 +16,6 @@ from stepwell.nodes.run.table import FINAL
 from stepwell.operate.runs import masked_run, secrets_of
 from stepwell.operate.search import matches, pages, written_before
 from stepwell.options import check_choice
-from stepwell.record import RUNS, Address, Stored
-from stepwell.storage import Entry, Storage
-from stepwell.storage.listing import Query
 
 __all__ = ["OPEN", "DamagedRun", "ListedRun", "RunCount", "RunFilter", "check_status", "listed_runs", "run_counts"]
 

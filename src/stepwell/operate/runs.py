@@ -6,10 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from stepwell._counted import counted
-from stepwell._secrets import quoted
-from stepwell.codec.json import MalformedJSON, from_json
-from stepwell.codec.values import encode
+from stepwell import Limits, Storage
+from stepwell.engine import RUNS, Address, Get, Stored, counted, encode_value, from_json, quoted
 from stepwell.errors import Conflict, StepwellError, UnknownRun, UsageError, VersionChanged
 from stepwell.nodes import Answered, NodeFlow
 from stepwell.nodes.control import requests
@@ -20,9 +18,6 @@ from stepwell.nodes.run.table import FINAL, table_of
 from stepwell.operate.log import log_write
 from stepwell.operate.masking import hidden_texts, masked, masked_field, masked_text
 from stepwell.operate.record import version_text
-from stepwell.record import RUNS, Address, Limits, Stored
-from stepwell.storage import Storage
-from stepwell.storage.operations import Get
 
 __all__ = [
     "AlreadyAnswered",
@@ -104,7 +99,7 @@ def _fields(storage: Storage, address: Address, stored: Stored) -> Iterator[tupl
     for name, text in stored.fields.items():
         try:
             yield name, from_json(seal.body("f", name, text))
-        except (StepwellError, MalformedJSON):
+        except (StepwellError, ValueError):
             continue
 
 
@@ -160,7 +155,7 @@ async def shared_of(storage: Storage, flow_id: str) -> dict[str, Any]:
 
 def shown_value(value: Any) -> Any:
     """Return a decoded value, such as a question, as JSON of the codec with its secrets masked."""
-    return masked(from_json(encode(value, Limits())))
+    return masked(from_json(encode_value(value, Limits())))
 
 
 async def cancel(storage: Storage, given: str, reason: str | None, *, who: str) -> Run:

@@ -6,13 +6,10 @@ import time
 from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Any
 
-from stepwell._secrets import quoted
-from stepwell.codec.json import MalformedJSON, from_json
+from stepwell import Storage
+from stepwell.engine import Address, Query, Stored, from_json, quoted
 from stepwell.errors import InvalidOption, StepwellError, Unsupported
 from stepwell.operate.masking import MASK, is_secret, masked, masked_field
-from stepwell.record import Address, Stored
-from stepwell.storage import Storage
-from stepwell.storage.listing import Query
 
 __all__ = ["PAGE", "check_searchable", "matches", "pages", "written_before"]
 
@@ -71,7 +68,7 @@ def matches(
     for path, value in (fields or {}).items():
         try:
             found = _value_at(storage, address, stored, path, hidden)
-        except (StepwellError, MalformedJSON, ValueError, LookupError, TypeError):
+        except (StepwellError, ValueError, LookupError, TypeError):
             return False
         if hidden is not None and found == MASK:
             raise _masked(path)

@@ -9,19 +9,14 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from stepwell.codec import decode_key, decode_namespace
-from stepwell.codec.json import replaced
-from stepwell.codec.values import decode
+from stepwell import Storage
+from stepwell.engine import KEEP, Address, Get, Slot, Stored, decode_key, decode_namespace, decode_value, replaced
 from stepwell.errors import VersionChanged
 from stepwell.fsm import FSM
 from stepwell.fsm.conversation.extension import TIMEOUT, set_timer
 from stepwell.operate import edits
 from stepwell.operate.record import parsed_version, read, version_text, view
 from stepwell.options import check_instance
-from stepwell.record import KEEP, Address, Stored
-from stepwell.slot import Slot
-from stepwell.storage import Storage
-from stepwell.storage.operations import Get
 from stepwell.web.display import as_json
 
 __all__ = [
@@ -98,7 +93,7 @@ async def edit_record(storage: Storage, address: Address, request: dict[str, Any
     changed = {name: value for name, value in given.items() if name not in shown or value != shown[name]}
     changes = edits.Edit(
         state=KEEP if request["state"] is None else request["state"],
-        fields={name: decode(json.dumps(value)) for name, value in changed.items()},
+        fields={name: decode_value(json.dumps(value)) for name, value in changed.items()},
         unset=tuple(name for name in shown if name not in given),
     )
     if changes.names:

@@ -14,8 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepwell._secrets import quoted
 from stepwell.botapi import load_world, save_world
+from stepwell.engine import quoted
 from stepwell.playground.event_group import EventGroup, GroupEvent
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-from stepwell._secrets import quoted
 from stepwell.botapi import World
+from stepwell.engine import quoted
 from stepwell.errors import UsageError
 from stepwell.playground.board import Board
 from stepwell.playground.event_group import EventGroup

@@ -8,8 +8,8 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepwell._secrets import quoted
 from stepwell.botapi import NotPossible
+from stepwell.engine import quoted
 from stepwell.errors import StepwellError, UsageError
 from stepwell.playground.actions import ACTIONS
 from stepwell.web.files import file_routes, not_found, page_files

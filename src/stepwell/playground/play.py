@@ -9,8 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from stepwell._optional import require
-from stepwell._secrets import quoted
+from stepwell.engine import quoted, require
 
 for _package in ("starlette", "uvicorn", "python_multipart", "httpx"):
     require(_package, "playground")

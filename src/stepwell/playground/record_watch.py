@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from stepwell import Storage
+from stepwell.engine import Address, Apply, Claimed, Operation, Result, Stored, observe_storages
 from stepwell.playground.bot_records import snapshot_of
-from stepwell.record import Address, Stored
-from stepwell.storage import Storage
-from stepwell.storage.observers import storage_observers
-from stepwell.storage.operations import Apply, Claimed, Operation, Result
 
 __all__ = ["RecordWatch", "watch_storages"]
 
@@ -33,7 +31,7 @@ def watch_storages(performed: Performed) -> None:
         # Only in this process: observers of operations in every backend would slow down all bots.
         storage.perform = observed  # type: ignore[method-assign]
 
-    storage_observers.append(watch)
+    observe_storages(watch)
 
 
 class RecordWatch:

@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from stepwell._secrets import quoted
 from stepwell.botapi import buttons_of
+from stepwell.engine import quoted
 from stepwell.errors import UsageError
 from stepwell.playground.event_group import EventGroup
 from stepwell.playground.undo import erase

@@ -13,7 +13,20 @@ import time
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-from stepwell.codec import decode_key, decode_namespace
+from stepwell import Storage
+from stepwell.engine import (
+    Address,
+    Apply,
+    Claim,
+    Claimed,
+    Operation,
+    Release,
+    ReservedNamespace,
+    Result,
+    Stored,
+    decode_key,
+    decode_namespace,
+)
 from stepwell.errors import StepwellError
 from stepwell.fsm import (
     FSM,
@@ -39,9 +52,6 @@ from stepwell.playground.bot_records import (
 from stepwell.playground.event_reports import report_of
 from stepwell.playground.record_watch import RecordWatch, watch_storages
 from stepwell.playground.report_server import LONGEST_LINE
-from stepwell.record import Address, ReservedNamespace, Stored
-from stepwell.storage import Storage
-from stepwell.storage.operations import Apply, Claim, Claimed, Operation, Release, Result
 from stepwell.web.diagrams import describe_flow
 
 __all__ = ["handled_update", "install"]

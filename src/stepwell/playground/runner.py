@@ -19,11 +19,11 @@ from types import ModuleType
 from typing import Any
 
 from stepwell import open_storage
-from stepwell._tracebacks import hide_own_frames
 from stepwell.botfile import defines_router, load_router, started, workers_of
 from stepwell.errors import UsageError
 from stepwell.fsm import Router, command
 from stepwell.nodes import worker
+from stepwell.operate.tracebacks import hide_own_frames
 from stepwell.playground import error_reporter, reporter, run_reporter
 from stepwell.telegram import BotClient, run_polling
 

@@ -17,7 +17,18 @@ _IMMUTABLE = frozenset({str, int, float, bool, type(None), bytes})
 
 
 class Changes(Struct, frozen=True):
-    """The fields that differ from the stored ones."""
+    """The fields that differ from the stored ones.
+
+    Example::
+
+        from stepwell.engine import Changes, Slot
+
+        async with Slot(storage, "counters", "visits") as slot:
+            slot.data["count"] = 1
+            changes: Changes = await slot.changes()
+            assert list(changes.set) == ["count"]
+            await slot.commit(changes=changes)
+    """
 
     #: A shallow copy of the compared data.
     data: dict[Any, Any]

@@ -50,6 +50,15 @@ class Slot(Lease):
 
     Change ``flow``, ``state`` (or the whole ``place``) and ``data``, then call ``commit()``. It writes only the fields
     that differ from the loaded ones. Uncommitted changes are lost.
+
+    Example::
+
+        from stepwell.engine import Slot
+
+        async with Slot(storage, "counters", "visits") as slot:
+            slot.data["count"] = slot.data.get("count", 0) + 1
+            slot.timers = {"report": slot.time() + 60}
+            await slot.commit()
     """
 
     __slots__ = (
@@ -173,7 +182,7 @@ class Slot(Lease):
         return Json(self._seal.json(value, self.memo_limit - beside))
 
     def seal_part(self, name: str, value: Any, large: bool = False) -> Sealed:
-        """Encode a part for a later commit. Raises the errors that the commit would raise.
+        """Encode a part for a later commit. Raises ``TooLarge`` and ``EncodeError``, as the commit would.
 
         ``large``: encode in pieces, for calls in a thread.
         """
@@ -260,7 +269,7 @@ class Slot(Lease):
         ``changes`` is the result of ``changes()``, if it was called before. ``only_version``: raise ``VersionChanged``
         if the record has another version, because another writer has merged fields or added parts. ``only_absent``:
         raise ``RecordExists`` if there is a record. If ``LeaseLost``, ``RecordReplaced``, ``VersionChanged`` or
-        ``RecordExists`` is raised, nothing was written.
+        ``RecordExists`` is raised, nothing was written. Raises ``UsageError`` if the slot is not held.
         """
         if not self._holding:
             raise UsageError("this slot is not held; a commit without keep=True has released it")
@@ -368,7 +377,10 @@ class Slot(Lease):
             self._memo, self._memo_json = change.memo, None
 
     async def parts(self) -> dict[str, Any]:
-        """Read and return the parts. Raises ``LeaseLost`` or ``RecordReplaced`` as a commit would."""
+        """Read and return the parts. Raises ``LeaseLost`` or ``RecordReplaced`` as a commit would.
+
+        Raises ``UsageError`` if the slot is not held.
+        """
         if not self._holding:
             raise UsageError("this slot is not held; read the parts before the commit that releases it")
         stored: Stored | None = await self.storage.perform(Get(self.address, parts=True))

@@ -11,7 +11,14 @@ __all__ = ["ANY", "Any_", "Beside", "Due", "Entry", "Page", "Query", "StateCount
 
 
 class Any_:  # noqa: N801 the type of a constant
-    """The type of ``ANY``."""
+    """The type of ``ANY``.
+
+    Example::
+
+        from stepwell.engine import ANY, Any_
+
+        assert isinstance(ANY, Any_)
+    """
 
     def __repr__(self) -> str:
         return "ANY"
@@ -54,7 +61,16 @@ class Page(NamedTuple):
 
 
 class StateCount(NamedTuple):
-    """The records of a namespace in one state, as the indexes have them."""
+    """The records of a namespace in one state, as the indexes have them.
+
+    Example::
+
+        from stepwell.engine import StateCount
+
+        await storage.set_state("my_bot", 42, State("registration", "get_name"))
+        counts: list[StateCount] = await storage.counts()
+        assert [(count.flow, count.records) for count in counts] == [("registration", 1)]
+    """
 
     namespace: str
     #: Of runs: the index text of the flow, and the status.

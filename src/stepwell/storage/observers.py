@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from stepwell.storage.contract import Storage
     from stepwell.storage.operations import Result
     from stepwell.storage.transport.lane import Batch
 
-__all__ = ["BatchObserver", "RunBatch", "StorageObserver", "batch_observers", "storage_observers"]
+__all__ = [
+    "BatchObserver",
+    "RunBatch",
+    "StorageObserver",
+    "batch_observers",
+    "observe_batches",
+    "observe_storages",
+    "storage_observers",
+]
 
 #: Called with each new storage. It must not raise.
 StorageObserver: TypeAlias = Callable[["Storage"], object]
@@ -22,3 +30,48 @@ RunBatch: TypeAlias = "Callable[[Batch], Awaitable[list[Result]]]"
 BatchObserver: TypeAlias = Callable[["Storage", RunBatch], RunBatch]
 
 batch_observers: list[BatchObserver] = []
+
+
+def observe_storages(observer: StorageObserver) -> Callable[[], None]:
+    """Call a function with each storage that is created from now on; return a function that ends this.
+
+    Example::
+
+        from stepwell.engine import observe_storages
+
+        created = []
+        end = observe_storages(created.append)
+        assert created == [] or open_storage("memory://") in created
+        end()
+    """
+    return _added(storage_observers, observer)
+
+
+def observe_batches(observer: BatchObserver) -> Callable[[], None]:
+    """Wrap the function that sends the batches of each storage that opens from now on; return a function that ends it.
+
+    Example::
+
+        from stepwell.engine import observe_batches
+
+        def count(storage, run):
+            async def counted(batch):
+                print(len(batch), "operations")
+                return await run(batch)
+
+            return counted
+
+        end = observe_batches(count)
+        end()
+    """
+    return _added(batch_observers, observer)
+
+
+def _added(observers: list[Any], observer: object) -> Callable[[], None]:
+    observers.append(observer)
+
+    def end() -> None:
+        if observer in observers:
+            observers.remove(observer)
+
+    return end

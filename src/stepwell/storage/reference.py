@@ -287,7 +287,14 @@ class Cell(Header):
 
 
 def weight(name: str, text: str | None) -> int:
-    """Return the size of a field or part with its name, in UTF-8 bytes."""
+    """Return the size of a field or part with its name, in UTF-8 bytes.
+
+    Example::
+
+        from stepwell.engine import weight
+
+        assert weight("name", "Ann") == 7
+    """
     if text is None:
         return 0
     both = name + text

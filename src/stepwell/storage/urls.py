@@ -35,7 +35,14 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 
 
 def as_storage(given: object, name: str = "storage") -> Storage:
-    """Return a storage unchanged, or create one for a URL; ``name`` is the argument's name for the error."""
+    """Return a storage unchanged, or create one for a URL; ``name`` is the argument's name for the error.
+
+    Example::
+
+        from stepwell.engine import as_storage
+
+        assert as_storage(storage) is storage
+    """
     if isinstance(given, Storage):
         return given
     if isinstance(given, str):

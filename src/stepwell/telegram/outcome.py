@@ -86,7 +86,7 @@ class Unfinished:
                 answers = press is not None and press.is_answered_by(call)
                 if press is None or not answers or await press.admits(call):
                     with sending(self._origin):
-                        accepted = await _portal.call(send, call)
+                        accepted = await _portal.call_function(send, call)
                     if press is not None and answers:
                         press.settle(accepted=accepted is not False)
                 self.calls.popleft()

@@ -195,7 +195,7 @@ def _shown(show: Send, own: Send | None) -> Send:
     async def send(call: dict[str, Any]) -> None:
         await show(call)
         if own is not None:
-            await _portal.call(own, call)
+            await _portal.call_function(own, call)
 
     return send
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-from stepwell._listening import listen
 from stepwell._optional import require
+from stepwell.web.listening import listen
 
 _uvicorn: Any = require("uvicorn", "playground")
 _h11: Any = require("uvicorn.protocols.http.h11_impl", "playground")

@@ -8,7 +8,7 @@ Keep an existing bot as it is, and change only where its states are stored::
 Or use Stepwell's conversations: call ``setup(dispatcher, fsm)``, and give a handler a parameter named ``ctx``.
 """
 
-from stepwell._optional import require
+from stepwell.engine import require
 
 #: The oldest supported release of aiogram.
 MINIMUM = "3.21"

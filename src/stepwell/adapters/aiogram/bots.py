@@ -8,9 +8,8 @@ from contextlib import AsyncExitStack
 from typing import Any, Final
 
 from stepwell.adapters.framework.retry import retry_until_free
+from stepwell.engine import ReservedNamespace, Slot
 from stepwell.fsm import FSM
-from stepwell.record import ReservedNamespace
-from stepwell.slot import Slot
 
 __all__ = ["BotMachines", "Send"]
 

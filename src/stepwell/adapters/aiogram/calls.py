@@ -14,7 +14,7 @@ from aiogram.exceptions import (
     TelegramServerError,
 )
 
-from stepwell._secrets import quoted
+from stepwell.engine import quoted
 from stepwell.errors import UsageError
 
 __all__ = ["call_bot", "pause_of"]

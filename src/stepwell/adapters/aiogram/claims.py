@@ -16,12 +16,11 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
+from stepwell import Storage
 from stepwell.adapters.framework.claims import HeldRecords
 from stepwell.adapters.framework.retry import PATIENCE, retry_until_free
+from stepwell.engine import NO_HEAD, NOWHERE, Address, Applied, Apply, Change, Get, OpenedHead, Place, Slot, Stored
 from stepwell.errors import AlreadyHeld, Busy
-from stepwell.record import NO_HEAD, NOWHERE, Address, Change, OpenedHead, Place, Stored
-from stepwell.slot import Slot
-from stepwell.storage import Applied, Apply, Get, Storage
 
 __all__ = ["ClaimedRecords", "HandlerClaim"]
 

@@ -10,16 +10,15 @@ from aiogram.exceptions import DataNotDictLikeError
 from aiogram.fsm.state import State
 from aiogram.fsm.storage.base import BaseEventIsolation, BaseStorage, StateType, StorageKey
 
-from stepwell._secrets import quoted
+from stepwell import Storage
 from stepwell.adapters.aiogram.claims import ClaimedRecords, HandlerClaim
 from stepwell.adapters.aiogram_records import address_of, tags_of
 from stepwell.adapters.framework.retry import PATIENCE
 from stepwell.adapters.framework.states import place_of, state_name
 from stepwell.adapters.framework.storage import AdapterStorage
-from stepwell.codec import check_name
+from stepwell.engine import check_name, quoted
 from stepwell.errors import InvalidOption
 from stepwell.options import check_instance, check_number
-from stepwell.storage import Storage
 
 __all__ = ["StepwellIsolation", "StepwellStorage"]
 

@@ -6,9 +6,9 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
+from stepwell import Storage
 from stepwell.adapters.framework.retry import PATIENCE, retry_until_free
-from stepwell.slot import Slot
-from stepwell.storage import Storage
+from stepwell.engine import Slot
 
 __all__ = ["HeldRecords"]
 

@@ -8,7 +8,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from stepwell.codec.types import register_shape
+from stepwell.engine import register_shape
 
 __all__ = ["classes_in", "register_classes", "without_enums"]
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
-from stepwell._backoff import backoff
+from stepwell.engine import backoff
 from stepwell.errors import BotApiError, BotUnavailable
 
 __all__ = ["MakeCall", "PauseOf", "make_call", "sender"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepwell.record import NOWHERE, Place
+from stepwell.engine import NOWHERE, Place
 
 __all__ = ["place_of", "state_name"]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from stepwell.storage import Storage
-from stepwell.storage.urls import as_storage
+from stepwell import Storage
+from stepwell.engine import as_storage
 
 __all__ = ["AdapterStorage"]
 

@@ -6,12 +6,12 @@ import json
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from stepwell import Storage
 from stepwell.adapters.aiogram_records import address_of, tags_of
 from stepwell.adapters.framework.states import place_of
 from stepwell.adapters.imports.key_patterns import DATA, LOCK, STATE, FoundKey, KeyPatterns, default_patterns
 from stepwell.adapters.imports.records import ImportedRecord, ImportResult, RecordImport
-from stepwell.storage import Storage
-from stepwell.storage.urls import as_storage
+from stepwell.engine import as_storage
 
 if TYPE_CHECKING:
     from stepwell.storage.redis.reading import RedisKeys

@@ -8,13 +8,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from stepwell._secrets import quoted
+from stepwell import Storage
 from stepwell.adapters.imports.records import ImportedRecord, ImportResult, RecordImport
-from stepwell.codec.values import decode
+from stepwell.engine import NOWHERE, as_storage, decode_value, quoted
 from stepwell.errors import InvalidOption, StepwellError, UsageError
-from stepwell.record import NOWHERE
-from stepwell.storage import Storage
-from stepwell.storage.urls import as_storage
 
 __all__ = ["import_ptb"]
 
@@ -108,7 +105,7 @@ def _check_file(path: Path | str) -> None:
 def _decoded(line: bytes, path: Path | str, result: ImportResult) -> tuple[str, str, Any, dict[Any, Any]] | None:
     """Return the record of a line; report one that cannot be stored or read."""
     try:
-        found = decode(line.decode())
+        found = decode_value(line.decode())
     except StepwellError as error:
         result.fail(line[:60].decode(errors="replace"), str(error))
         return None

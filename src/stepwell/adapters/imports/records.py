@@ -7,10 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from stepwell.codec import Seal
+from stepwell import Storage
+from stepwell.engine import KEEP, NOWHERE, Apply, Change, Get, Guard, OpenedHead, Place, Seal, Stored
 from stepwell.errors import EncodeError, InvalidKey, RecordExists, StoredDataError, TooLarge, VersionChanged
-from stepwell.record import KEEP, NOWHERE, Change, OpenedHead, Place, Stored
-from stepwell.storage import Apply, Get, Guard, Storage
 
 __all__ = ["ImportProblem", "ImportResult", "ImportedRecord", "RecordImport"]
 

@@ -15,15 +15,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO
 
-from stepwell._secrets import quoted
+from stepwell import Limits
 from stepwell.adapters.ptb.entries import BOT, CHAT, USER
 from stepwell.adapters.ptb.fields import pack
 from stepwell.adapters.ptb.keyboards import KEYBOARD
 from stepwell.adapters.ptb.states import field_of, home_of, key_text, pack_state
 from stepwell.botfile import import_code
-from stepwell.codec.values import encode
+from stepwell.engine import encode_value, quoted
 from stepwell.errors import StepwellError, UsageError
-from stepwell.record import Limits
 
 __all__ = ["KEYBOARDS", "PARTS"]
 
@@ -113,14 +112,14 @@ def _main(path: str, given: Sequence[str]) -> int:
         parts = _parts(Path(path), {each: import_code(each) for each in given})
     except Exception as error:  # noqa: BLE001 - a pickle can raise anything
         text = str(error) if isinstance(error, UsageError) else f"{type(error).__name__}: {error}"
-        out.write(encode({"error": text}, limits) + b"\n")
+        out.write(encode_value({"error": text}, limits) + b"\n")
         out.close()
         return 1
     for source, end, key, fields in _records(parts):
         try:
-            line = encode([source, end, key, fields], limits)
+            line = encode_value([source, end, key, fields], limits)
         except StepwellError as error:
-            line = encode([source, str(error)], limits)
+            line = encode_value([source, str(error)], limits)
         out.write(line + b"\n")
     out.close()
     return 0

@@ -6,7 +6,7 @@
     graph = builder.compile(checkpointer=saver)
 """
 
-from stepwell._optional import require
+from stepwell.engine import require
 
 require("langgraph.checkpoint.base", "langgraph", distribution="langgraph-checkpoint", minimum="4.0", below="5")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import TypeVar
 
-from stepwell._portal import sync_on
-from stepwell.storage import Storage
+from stepwell import Storage
+from stepwell.engine import sync_on
 
 __all__ = ["run_blocking"]
 

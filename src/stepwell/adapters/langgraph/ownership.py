@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from stepwell import Storage
+from stepwell.engine import Address, Applied, Apply, Change, Get, GroupCommit, Guard, Stored, Version
 from stepwell.errors import Conflict, LeaseLost, OutcomeUnknown, RecordExists, VersionChanged
-from stepwell.record import Address, Change, Stored, Version
-from stepwell.storage import Applied, Apply, Get, Guard, Storage
-from stepwell.storage.transport.group_commit import GroupCommit
 
 if TYPE_CHECKING:
     from langchain_core.runnables import RunnableConfig

@@ -34,9 +34,7 @@ from stepwell.adapters.langgraph.names import (
     short,
     task_of,
 )
-from stepwell.codec import Seal
-from stepwell.codec.json import from_json, to_json
-from stepwell.codec.large import is_large
+from stepwell.engine import Seal, from_json, is_large, to_json
 from stepwell.errors import EncodeError
 
 __all__ = ["CheckpointRow", "ThreadCodec", "any_large"]

@@ -21,19 +21,16 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from stepwell._secrets import quoted
+from stepwell import Storage
 from stepwell.adapters.langgraph.blocking import run_blocking
 from stepwell.adapters.langgraph.names import id_of, namespace_of
 from stepwell.adapters.langgraph.ownership import FencedWriter, WriteOwnership
 from stepwell.adapters.langgraph.parts import CheckpointRow, any_large
 from stepwell.adapters.langgraph.threads import Thread, Threads
 from stepwell.adapters.langgraph.writers import Writers, remember
-from stepwell.codec.large import in_thread
+from stepwell.engine import Version, as_storage, in_thread, quoted
 from stepwell.errors import InvalidOption
 from stepwell.options import check_choice
-from stepwell.record import Version
-from stepwell.storage import Storage
-from stepwell.storage.urls import as_storage
 
 __all__ = ["StepwellSaver"]
 

@@ -27,14 +27,26 @@ from langgraph.store.base import (
     tokenize_path,
 )
 
-from stepwell._secrets import quoted
+from stepwell import Storage
 from stepwell.adapters.langgraph.blocking import run_blocking
-from stepwell.codec import Seal, decode_key, encode_key, encode_namespace
+from stepwell.engine import (
+    Address,
+    Apply,
+    Change,
+    Get,
+    Guard,
+    Query,
+    Seal,
+    Stored,
+    Version,
+    as_storage,
+    decode_key,
+    encode_key,
+    encode_namespace,
+    quoted,
+)
 from stepwell.errors import InvalidOption, RecordReplaced, VersionChanged
 from stepwell.options import check_instance
-from stepwell.record import Address, Change, Stored, Version
-from stepwell.storage import Apply, Get, Guard, Query, Storage
-from stepwell.storage.urls import as_storage
 
 __all__ = ["StepwellStore"]
 

@@ -10,6 +10,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import CheckpointTuple, DeltaChannelHistory, PendingWrite
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
+from stepwell import Storage
 from stepwell.adapters.langgraph.names import (
     CHECKPOINT,
     RUN,
@@ -23,11 +24,23 @@ from stepwell.adapters.langgraph.names import (
 )
 from stepwell.adapters.langgraph.ownership import ThreadWriter
 from stepwell.adapters.langgraph.parts import CheckpointRow, ThreadCodec
-from stepwell.codec import Seal, decode_key, encode_namespace
-from stepwell.codec.large import LARGE, in_thread
+from stepwell.engine import (
+    LARGE_TEXT,
+    Address,
+    Apply,
+    Change,
+    Get,
+    Guard,
+    Query,
+    Range,
+    Seal,
+    Stored,
+    Version,
+    decode_key,
+    encode_namespace,
+    in_thread,
+)
 from stepwell.errors import RecordExists, VersionChanged
-from stepwell.record import Address, Change, Stored, Version
-from stepwell.storage import Apply, Get, Guard, Query, Range, Storage
 
 __all__ = ["Thread", "Threads"]
 
@@ -91,7 +104,7 @@ class Thread:
             return None
         ids = {"thread_id": thread_id, "checkpoint_ns": namespace, "checkpoint_id": checkpoint_id}
         config = cast("RunnableConfig", {"configurable": ids})
-        if sum(map(len, parts.values())) + sum(map(len, pending.values())) > LARGE:
+        if sum(map(len, parts.values())) + sum(map(len, pending.values())) > LARGE_TEXT:
             return await in_thread(self.codec.complete, config, row, parts | pending)
         return self.codec.complete(config, row, parts | pending)
 

@@ -8,7 +8,7 @@ Keep an existing bot as it is, import ``ConversationHandler`` from here, and cha
 Or use Stepwell's conversations: call ``setup(application, fsm)``, and ``ctx = fsm_of(context)`` in a handler.
 """
 
-from stepwell._optional import require
+from stepwell.engine import require
 
 #: The oldest supported release of python-telegram-bot, and the first one that is not known.
 MINIMUM, BELOW = "22.0", "23"

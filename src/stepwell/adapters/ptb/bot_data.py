@@ -15,7 +15,7 @@ from telegram import ext
 from stepwell.adapters.ptb import fields
 from stepwell.adapters.ptb.entries import BOT, EntryRecords
 from stepwell.adapters.ptb.merging import replace
-from stepwell.codec.large import fingerprint
+from stepwell.engine import fingerprint
 from stepwell.errors import EncodeError, TooLarge
 
 __all__ = ["BotDataOfUpdate"]

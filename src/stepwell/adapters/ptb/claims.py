@@ -21,10 +21,9 @@ from stepwell.adapters.ptb.pending import PendingHandlers
 from stepwell.adapters.ptb.persistence import StepwellPersistence
 from stepwell.adapters.ptb.states import ConversationKey
 from stepwell.adapters.ptb.timeouts import GRACE, deadline_of
+from stepwell.engine import KEEP, Changes, Keep, Slot
 from stepwell.errors import EncodeError, VersionChanged
 from stepwell.fsm.conversation.duplicates import HandledUpdates, token_of
-from stepwell.record import KEEP, Keep
-from stepwell.slot import Changes, Slot
 
 __all__ = ["UpdateClaim"]
 

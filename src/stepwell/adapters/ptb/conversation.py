@@ -9,9 +9,9 @@ from typing import Any
 
 from telegram import Update, ext
 
-from stepwell._secrets import quoted
 from stepwell.adapters.ptb.persistence import StepwellPersistence
 from stepwell.adapters.ptb.states import ConversationKey
+from stepwell.engine import quoted
 from stepwell.errors import InvalidOption
 
 __all__ = ["ConversationHandler", "conversations_in"]

@@ -10,13 +10,25 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final, NamedTuple
 
+from stepwell import Storage
 from stepwell.adapters.ptb import fields
 from stepwell.adapters.ptb.merging import MISSING, merge, replace
-from stepwell.codec import Seal, decode_key, encode_namespace
-from stepwell.codec.large import fingerprint
+from stepwell.engine import (
+    Address,
+    Applied,
+    Apply,
+    Change,
+    Get,
+    Guard,
+    Query,
+    Seal,
+    Stored,
+    Version,
+    decode_key,
+    encode_namespace,
+    fingerprint,
+)
 from stepwell.errors import RecordExists, VersionChanged
-from stepwell.record import Address, Change, Stored, Version
-from stepwell.storage import Applied, Apply, Get, Guard, Query, Storage
 
 __all__ = ["BOT", "CHAT", "USER", "EntryRecords", "KnownFields", "tags_of"]
 

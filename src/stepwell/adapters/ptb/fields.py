@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from typing import Any
 
+from stepwell import Limits
 from stepwell.adapters.ptb.merging import replace
-from stepwell.codec import Seal, values
-from stepwell.codec.keys import decode_name
+from stepwell.engine import Seal, decode_name, encode_value, path_step, weight
 from stepwell.errors import EncodeError, TooLarge
-from stepwell.record import Limits
-from stepwell.storage.reference import weight
 
 __all__ = [
     "check_size",
@@ -138,10 +136,10 @@ def explain(kind: str, key: Any, data: Any, limits: Limits) -> EncodeError | Non
     """Return the error for the first unsupported value of an entry, with its path as users write it."""
     place = f"{kind}[{key}]" if type(key) is int else kind
     items = items_of(data)
-    found = [(place, data)] if items is None else [(place + values.step(name), item) for name, item in items.items()]
+    found = [(place, data)] if items is None else [(place + path_step(name), item) for name, item in items.items()]
     for path, value in found:
         try:
-            values.encode(value, limits, path)
+            encode_value(value, limits, path)
         except EncodeError as error:
             return error
     return None

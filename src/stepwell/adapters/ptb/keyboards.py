@@ -13,7 +13,7 @@ from telegram import InlineKeyboardMarkup, Message, Update, ext
 
 from stepwell.adapters.ptb import fields
 from stepwell.adapters.ptb.entries import EntryRecords, KnownFields
-from stepwell.codec import values
+from stepwell.engine import encode_value
 from stepwell.errors import EncodeError, TooLarge
 
 __all__ = ["CallbackData", "KeyboardRecords", "cache_of", "sent_keyboards"]
@@ -129,7 +129,7 @@ class KeyboardRecords:
         limits, seal = self._records.storage.limits, self._records.seal(uuid)
         try:
             for data in buttons.values():
-                values.encode(data, limits, "callback_data")
+                encode_value(data, limits, "callback_data")
         except EncodeError as error:
             why = f"{error.why}; the buttons of this keyboard do not work"
             raise EncodeError(error.path, error.type_name, why) from None

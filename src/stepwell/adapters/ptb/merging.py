@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from stepwell.codec.types import PACKERS
+from stepwell.engine import packed
 
 __all__ = ["MISSING", "merge", "replace"]
 
@@ -61,5 +61,4 @@ def _same(one: Any, other: Any) -> bool:
         return one.keys() == other.keys() and all(_same(value, other[key]) for key, value in one.items())
     if type(one) in (list, tuple):
         return len(one) == len(other) and all(map(_same, one, other))
-    packer = PACKERS.get(type(one))
-    return bool(one == other if packer is None else packer(one) == packer(other))
+    return bool(packed(one) == packed(other))

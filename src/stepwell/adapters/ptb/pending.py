@@ -11,8 +11,8 @@ from typing import Any
 
 from telegram.ext._handlers.conversationhandler import PendingState
 
-from stepwell.slot import Slot
-from stepwell.storage import Storage
+from stepwell import Storage
+from stepwell.engine import Slot
 
 __all__ = ["PendingElsewhere", "PendingHandlers", "pending_field", "resolve"]
 

@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast, overload
 
 from telegram.ext import BasePersistence, ContextTypes, PersistenceInput
 
-from stepwell._secrets import quoted
+from stepwell import Storage
 from stepwell.adapters.framework.storage import AdapterStorage
 from stepwell.adapters.ptb.entries import BOT, CHAT, USER, EntryRecords
 from stepwell.adapters.ptb.keyboards import CallbackData, KeyboardRecords
 from stepwell.adapters.ptb.objects import bot_of_objects
 from stepwell.adapters.ptb.states import ConversationKey, field_of, home_of, key_text, open_state, pack_state
-from stepwell.codec import decode_key
+from stepwell.engine import decode_key, quoted
 from stepwell.errors import InvalidOption
-from stepwell.storage import Storage
 
 if TYPE_CHECKING:
     from stepwell.adapters.ptb.claims import UpdateClaim

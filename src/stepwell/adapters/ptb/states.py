@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import Any, TypeAlias
 
-from stepwell.codec import encode_key
-from stepwell.codec.types import PACKERS
+from stepwell.engine import encode_key, is_registered
 from stepwell.errors import StoredDataError
 
 __all__ = ["ConversationKey", "field_of", "home_of", "key_text", "open_state", "pack_state"]
@@ -35,7 +34,7 @@ def home_of(key: ConversationKey) -> Any:
 
 def pack_state(state: object) -> Any:
     """Return a state in its stored form. A member of an enum that is not registered is stored by its name."""
-    if isinstance(state, Enum) and type(state) not in PACKERS:
+    if isinstance(state, Enum) and not is_registered(type(state)):
         # Such a plain value equals the member, and a dict finds both under the same key.
         if isinstance(state, str):
             return str.__str__(state)

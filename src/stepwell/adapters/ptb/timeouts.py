@@ -16,7 +16,7 @@ from telegram import Update
 
 from stepwell.adapters.ptb.conversation import ConversationHandler
 from stepwell.adapters.ptb.states import ConversationKey
-from stepwell.slot import Slot
+from stepwell.engine import Slot
 
 __all__ = ["GRACE", "PREFIX", "ConversationTimeout", "ConversationTimers", "deadline_of", "seconds_of", "timeout_field"]
 

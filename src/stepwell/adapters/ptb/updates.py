@@ -19,9 +19,7 @@ from stepwell.adapters.ptb.objects import bot_of_objects
 from stepwell.adapters.ptb.pending import PendingHandlers, resolve
 from stepwell.adapters.ptb.persistence import StepwellPersistence
 from stepwell.adapters.ptb.timeouts import ConversationTimeout, ConversationTimers, seconds_of, timeout_field
-from stepwell.codec import decode_key, encode_namespace
-from stepwell.record import Address, Stored
-from stepwell.storage import Get
+from stepwell.engine import Address, Get, Stored, decode_key, encode_namespace
 from stepwell.storage.poller import DueTasks
 
 __all__ = ["ClaimedUpdates", "updates_of"]

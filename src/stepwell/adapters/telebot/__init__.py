@@ -8,7 +8,7 @@ Keep an existing bot as it is, and change only where its states are stored::
 Or use Stepwell's conversations: call ``setup(bot, fsm)``, and ``ctx = fsm_of(message)`` in a handler.
 """
 
-from stepwell._optional import require
+from stepwell.engine import require
 
 #: The oldest supported release of pyTelegramBotAPI.
 MINIMUM = "4.26"

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from stepwell._portal import background_loop
+from stepwell.engine import background_loop
 from stepwell.errors import InsideLoop
 
 __all__ = ["BlockingCalls"]

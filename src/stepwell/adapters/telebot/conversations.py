@@ -16,8 +16,7 @@ from typing import Any
 from telebot import TeleBot
 from telebot.async_telebot import AsyncTeleBot
 
-from stepwell._portal import call as call_in_thread
-from stepwell._portal import sync
+from stepwell import sync
 from stepwell.adapters.framework.conversations import UpdateConversation, check_flows
 from stepwell.adapters.framework.retry import TEMPORARY
 from stepwell.adapters.framework.sending import MakeCall, make_call, sender
@@ -25,7 +24,7 @@ from stepwell.adapters.telebot import filters
 from stepwell.adapters.telebot.calls import async_call_bot, call_bot, pause_of
 from stepwell.adapters.telebot.current import HandledEvent, remember, update_of
 from stepwell.adapters.telebot.order import KeyOrder
-from stepwell.codec import encode_key
+from stepwell.engine import call_function, encode_key
 from stepwell.errors import UsageError
 from stepwell.fsm import FSM, Update
 from stepwell.options import check_instance
@@ -63,8 +62,8 @@ def setup(bot: TeleBot | AsyncTeleBot, fsm: FSM) -> None:
     # Not typed in telebot.
     handle_exception: Any = bot._handle_exception
     if isinstance(bot, TeleBot):
-        make: MakeCall = partial(call_in_thread, call_bot, bot.token)
-        _replace_methods(bot, BotConversations(bot, fsm, make, partial(call_in_thread, handle_exception)))
+        make: MakeCall = partial(call_function, call_bot, bot.token)
+        _replace_methods(bot, BotConversations(bot, fsm, make, partial(call_function, handle_exception)))
     else:
         make = partial(async_call_bot, bot.token)
         _replace_async_methods(bot, BotConversations(bot, fsm, make, handle_exception))
@@ -196,7 +195,7 @@ def _replace_methods(bot: TeleBot, conversations: BotConversations) -> None:
             finally:
                 _current.reset(token)
 
-        sync(conversations.handle(message, lambda handled: call_in_thread(handlers, handled)))
+        sync(conversations.handle(message, lambda handled: call_function(handlers, handled)))
 
     def exec_task(task: Any, *args: Any, **kwargs: Any) -> None:
         key = conversations.key_of(args[0]) if task is run_in_conversation and bot.threaded else None

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from stepwell._secrets import quoted
+from stepwell import Storage
 from stepwell.adapters.framework.states import place_of, state_name
-from stepwell.codec import check_name
-from stepwell.codec.large import seal_data
+from stepwell.engine import Address, Apply, Change, Get, OpenedHead, Place, Stored, check_name, quoted, seal_data
 from stepwell.options import check_instance
-from stepwell.record import Address, Change, OpenedHead, Place, Stored
-from stepwell.storage import Apply, Get, Storage
 
 __all__ = ["RecordKey", "Snapshot", "StateRecords"]
 

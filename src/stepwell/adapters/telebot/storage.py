@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 from telebot import asyncio_storage
 from telebot import storage as sync_storage
 
+from stepwell import Storage
 from stepwell.adapters.telebot.blocking import BlockingCalls
 from stepwell.adapters.telebot.records import RecordKey, Snapshot, StateRecords
-from stepwell.storage import Storage
-from stepwell.storage.urls import as_storage
+from stepwell.engine import as_storage
 
 __all__ = ["AsyncInteractiveData", "AsyncStepwellStateStorage", "InteractiveData", "StepwellStateStorage"]
 

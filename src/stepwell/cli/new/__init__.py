@@ -7,9 +7,9 @@ import re
 from importlib.resources import files
 from pathlib import Path
 
-from stepwell._secrets import quoted
 from stepwell.cli.command import Commands, add_command
 from stepwell.cli.output import report
+from stepwell.engine import quoted
 from stepwell.errors import InvalidOption, UsageError
 
 __all__ = ["add"]

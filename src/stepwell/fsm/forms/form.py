@@ -176,7 +176,7 @@ class Form(Generic[T]):
         validate = self._validate.get(question.name)
         if validate is not None:
             try:
-                accepted = await _portal.call(validate, ctx, value)
+                accepted = await _portal.call_function(validate, ctx, value)
             except ValueError as error:
                 problem = str(error)
                 if problem.strip():
@@ -278,7 +278,7 @@ class Form(Generic[T]):
         if self._on_done is None:
             ctx.answer(self._wording.text(ctx, "done"))
         else:
-            await _portal.call(self._on_done, ctx, value)
+            await _portal.call_function(self._on_done, ctx, value)
 
     def _explain(self, ctx: Context[Any], problem: str) -> None:
         """Show why the model refuses the answers, above the summary or the last question."""

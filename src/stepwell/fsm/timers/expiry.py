@@ -178,7 +178,7 @@ async def _notify(fsm: Machine, expired: Expired) -> None:
     failure: BaseException | None = None
     try:
         if fsm.on_expired is not None:
-            await _portal.call(fsm.on_expired, expired)
+            await _portal.call_function(fsm.on_expired, expired)
     except BaseException as error:
         failure = error
         raise

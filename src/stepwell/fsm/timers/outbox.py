@@ -187,7 +187,7 @@ async def _send(fsm: Machine, entry: Entry | None, calls: list[dict[str, Any]]) 
         async with asyncio.timeout(SEND_TIMEOUT):
             while calls:
                 try:
-                    await _portal.call(send, calls[0])
+                    await _portal.call_function(send, calls[0])
                 except BotApiError as error:
                     if isinstance(error, BotUnavailable) and not is_last:
                         raise

@@ -69,7 +69,7 @@ async def time_out(fsm: Machine, slot: Slot) -> outbox.Unsent | None:
             elif isinstance(timeout.then, str):
                 ctx.set_state(timeout.then)
             else:
-                await _portal.call(timeout.then, ctx)
+                await _portal.call_function(timeout.then, ctx)
         if fsm.has_hooks:
             await run_hooks(fsm, ctx)
         unsent = outbox.add(fsm, slot, ctx.calls)

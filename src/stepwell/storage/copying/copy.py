@@ -152,14 +152,30 @@ async def copy_records(
 
 
 async def count_records(source: Storage, namespaces: Iterable[str] | None = None) -> dict[str, int]:
-    """Return how many records ``copy_records`` would copy of each encoded namespace."""
+    """Return how many records ``copy_records`` would copy of each encoded namespace.
+
+    Example::
+
+        from stepwell.engine import count_records
+
+        await storage.set_data("my_bot", 42, {"name": "Ann"})
+        assert await count_records(storage) == {"my_bot": 1}
+    """
     await source.ensure_open()
     chosen = await Selection.of(source, namespaces)
     return {name: sum([len(page) async for page in chosen.pages(source, name)]) for name in chosen.names}
 
 
 async def count_extra(source: Storage, target: Storage, namespaces: Iterable[str] | None = None) -> int:
-    """Return how many records ``copy_records(remove=True)`` would delete in the target."""
+    """Return how many records ``copy_records(remove=True)`` would delete in the target.
+
+    Example::
+
+        from stepwell.engine import count_extra
+
+        await storage.set_data("my_bot", 42, {"name": "Ann"})
+        assert await count_extra(MemoryStorage(), storage) == 1
+    """
     await source.ensure_open()
     await target.ensure_open()
     chosen = await Selection.of(source, namespaces)

@@ -20,6 +20,16 @@ class GroupCommit(Generic[T, R]):
     the error of its group. Items whose waiters were cancelled are not written, unless their group is under way.
 
     ``commit`` writes the items of a group and returns their results, or errors that are raised for single items.
+
+    Example::
+
+        from stepwell.engine import GroupCommit
+
+        async def commit(group):
+            return [item.upper() for item in group]
+
+        writes = GroupCommit(commit, name="writes")
+        assert await asyncio.gather(writes.put("a"), writes.put("b")) == ["A", "B"]
     """
 
     def __init__(self, commit: Callable[[Any], Awaitable[Sequence[R | Exception]]], *, name: str) -> None:

@@ -64,6 +64,13 @@ class Batch(tuple[Operation, ...]):
 
     A backend with a network connection keeps the number and the results of a lane's last batch in the same commit.
     The same number again returns the kept results; a lower number is refused.
+
+    Example::
+
+        from stepwell.engine import Batch
+
+        batch = Batch.of([Get(storage.address("my_bot", 42))], storage.ids(), 1)
+        assert (batch.number, len(batch)) == (1, 1)
     """
 
     lane: str

@@ -32,6 +32,12 @@ async def when_available(start: Callable[[], Awaitable[T]], storage: Storage, *,
 
     Raises the error of the storage if waiting is pointless, as after a wrong password. A signal that another part of
     the program handles ends the waiting with the last error: a server that is starting only takes note of it.
+
+    Example::
+
+        from stepwell.engine import when_available
+
+        await when_available(storage.open, storage)
     """
     log = OutageLog(
         logger, f"waiting for the storage, {storage.location}, before the start: %s", "the storage works again"

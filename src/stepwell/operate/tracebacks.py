@@ -9,7 +9,7 @@ from types import TracebackType
 
 __all__ = ["hide_own_frames"]
 
-_OWN = (str(Path(__file__).parent), "<frozen ")
+_OWN = (str(Path(__file__).parents[1]), "<frozen ")
 
 
 def hide_own_frames() -> None:

@@ -1,0 +1,138 @@
+"""The engine: records and what happens to them, for a layer of your own and for tools.
+
+Conversations, node flows, logs and the adapters of frameworks are built on these names.
+"""
+
+from stepwell._backoff import backoff
+from stepwell._counted import counted
+from stepwell._optional import require
+from stepwell._portal import background_loop, call_function, sync_on
+from stepwell._secrets import MASK, displayed, is_secret, masked_text, quoted
+from stepwell.codec import Seal, check_name, decode_key, decode_namespace, encode_key, encode_namespace
+from stepwell.codec.json import from_json, replaced, to_json
+from stepwell.codec.keys import decode_name
+from stepwell.codec.large import LARGE as LARGE_TEXT
+from stepwell.codec.large import fingerprint, in_thread, is_large, seal_data
+from stepwell.codec.secret import secret_fields, secret_fields_of
+from stepwell.codec.types import class_of, is_registered, packed, register_shape
+from stepwell.codec.values import decode as decode_value
+from stepwell.codec.values import encode as encode_value
+from stepwell.codec.values import step as path_step
+from stepwell.record import (
+    DAY,
+    KEEP,
+    LOGS,
+    NO_HEAD,
+    NOWHERE,
+    PROCESSES,
+    QUARANTINE,
+    RUNS,
+    Address,
+    Change,
+    Head,
+    Keep,
+    OpenedHead,
+    Place,
+    Queue,
+    Range,
+    ReservedNamespace,
+    Stored,
+    Version,
+)
+from stepwell.slot import Changes, Slot
+from stepwell.storage.copying.copy import Copied, count_extra, count_records
+from stepwell.storage.listing import ANY, Any_, Due, Entry, Page, Query, StateCount
+from stepwell.storage.observers import RunBatch, observe_batches, observe_storages
+from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Guard, Operation, Release, Result, Taken
+from stepwell.storage.reference import weight
+from stepwell.storage.transport.group_commit import GroupCommit
+from stepwell.storage.transport.lane import Batch
+from stepwell.storage.transport.starting import when_available
+from stepwell.storage.urls import as_storage
+
+__all__ = [
+    "ANY",
+    "DAY",
+    "KEEP",
+    "LARGE_TEXT",
+    "LOGS",
+    "MASK",
+    "NOWHERE",
+    "NO_HEAD",
+    "PROCESSES",
+    "QUARANTINE",
+    "RUNS",
+    "Address",
+    "Any_",
+    "Applied",
+    "Apply",
+    "Batch",
+    "Change",
+    "Changes",
+    "Claim",
+    "Claimed",
+    "Copied",
+    "Due",
+    "Entry",
+    "Get",
+    "GroupCommit",
+    "Guard",
+    "Head",
+    "Keep",
+    "OpenedHead",
+    "Operation",
+    "Page",
+    "Place",
+    "Query",
+    "Queue",
+    "Range",
+    "Release",
+    "ReservedNamespace",
+    "Result",
+    "RunBatch",
+    "Seal",
+    "Slot",
+    "StateCount",
+    "Stored",
+    "Taken",
+    "Version",
+    "as_storage",
+    "background_loop",
+    "backoff",
+    "call_function",
+    "check_name",
+    "class_of",
+    "count_extra",
+    "count_records",
+    "counted",
+    "decode_key",
+    "decode_name",
+    "decode_namespace",
+    "decode_value",
+    "displayed",
+    "encode_key",
+    "encode_namespace",
+    "encode_value",
+    "fingerprint",
+    "from_json",
+    "in_thread",
+    "is_large",
+    "is_registered",
+    "is_secret",
+    "masked_text",
+    "observe_batches",
+    "observe_storages",
+    "packed",
+    "path_step",
+    "quoted",
+    "register_shape",
+    "replaced",
+    "require",
+    "seal_data",
+    "secret_fields",
+    "secret_fields_of",
+    "sync_on",
+    "to_json",
+    "weight",
+    "when_available",
+]
