@@ -279,6 +279,41 @@ async def test_runs_that_handlers_submit_are_run(parts: dict[str, str], webhook:
     assert "WARNING" not in run.output
 
 
+#: A node that needs a while to end when it is cancelled.
+SLOW_TO_END = """
+import asyncio
+
+class Slow(Node):
+    async def exec(self, prep_res):
+        try:
+            print("the node has begun", flush=True)
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(1)
+            print("the node has ended", flush=True)
+
+film = linear(Slow, name="film", storage=fsm.storage)
+"""
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_a_webhook_ends_after_the_runs_of_its_workers(tmp_path: Path, workers: str) -> None:
+    (tmp_path / "bot.py").write_text(films(**OWN | {"more": SLOW_TO_END}))
+    port = free_port()
+    async with BotAPI(webhook_pause=0.1) as api:
+        bot = api.bot("films")
+        async with command(
+            "run", "bot.py", "--webhook", f"http://127.0.0.1:{port}/hook", "--port", str(port), "--workers", workers,
+            "--api", api.url, folder=tmp_path, BOT_TOKEN=bot.token,
+        ) as run:  # fmt: skip
+            await run.until("Ctrl-C stops it.")
+            await api.chat(bot).send("/film")
+            await run.until("the node has begun")
+            assert await run.stop() == 0, run.output
+    assert "the node has ended" in run.output
+    assert "Traceback" not in run.output
+
+
 async def test_submitted_runs_can_be_left_to_other_processes(tmp_path: Path) -> None:
     (tmp_path / "bot.py").write_text(films(**OWN))
     async with BotAPI() as api:

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import uvicorn
@@ -33,8 +34,16 @@ class App:
             await self._webhook(scope, receive, send)
             return
         # It lasts until the server stops.
-        async with started(self._workers, wait_for_storage=self._waits):
-            await self._webhook(scope, receive, send)
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(started(self._workers, wait_for_storage=self._waits))
+
+            async def send_last(message: Message) -> None:
+                if message["type"] == "lifespan.shutdown.complete":
+                    # The server ends the process then, and with it whatever the workers have not finished.
+                    await stack.aclose()
+                await send(message)
+
+            await self._webhook(scope, receive, send_last)
 
 
 def main() -> None:
