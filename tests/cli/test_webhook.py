@@ -56,3 +56,6 @@ async def test_webhook_names_the_server_that_is_no_bot_api(command: Command, mon
         assert (done.code, done.out) == (1, "")
         assert f"501 HTTP status 501 from {url}, no answer of the Bot API" in done.err
         assert "secret" not in done.err
+    done = await command("webhook", "--api", url)
+    assert (done.code, done.out) == (1, "")
+    assert f" from {url}; try it again later\n" in done.err

@@ -158,7 +158,7 @@ class BotClient:
                 raise self._refused(call, answer)
             failures += 1
             if loop.time() + pause - began > self._patience:
-                raise self._given_up(call, answer, others_accepted=link.accepted > accepted)
+                raise self._given_up(link, call, answer, others_accepted=link.accepted > accepted)
             if turn is not None:
                 await turn.again(pause)
             elif await link.closed_within(pause):
@@ -198,11 +198,13 @@ class BotClient:
         kind = BotBlocked if answer.code == 403 and call.to_chat else BotApiError
         return kind(call.method, answer.code, answer.text, migrate_to_chat_id=answer.migrate_to)
 
-    def _given_up(self, call: _Call, answer: _Answer, *, others_accepted: bool) -> BotApiError:
+    def _given_up(self, link: _Link, call: _Call, answer: _Answer, *, others_accepted: bool) -> BotApiError:
         if answer.code is not None and answer.code >= 500 and others_accepted and not answer.foreign:
             # The server fails for this call only, and would again.
             return self._refused(call, answer)
-        return BotUnavailable(call.method, answer.code, answer.text, retry_after=answer.retry_after)
+        # The texts of other answers name the server, or are Telegram's.
+        server = f" from {link.server}" if answer.code is None and not answer.foreign else ""
+        return BotUnavailable(call.method, answer.code, answer.text + server, retry_after=answer.retry_after)
 
     def _seconds(self, method: str, params: dict[str, Any]) -> float:
         """Return how long one answer may take: a long poll takes its own timeout in addition."""
