@@ -6,6 +6,7 @@ import enum
 import functools
 import sys
 import time
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -156,6 +157,9 @@ def test_registered_classes_are_decoded_equal_and_of_the_same_type() -> None:
         (dict, "is a class, which cannot be stored; store a name instead"),
         (collections.defaultdict(list), "is a dict of another class, which cannot be stored; store dict(value)"),
         (collections.Counter("a"), "is a dict of another class, which cannot be stored; store dict(value)"),
+        (bytearray(b"x"), "is not of the class bytes; store bytes(value)"),
+        (Path("x"), "is of a class of Python that cannot be stored; store its plain values, such as str(value)"),
+        (range(3), "is of a class of Python that cannot be stored; store its plain values, such as str(value)"),
         (collections.deque([1]), "is a sequence of another class, which cannot be stored; store list(value)"),
     ],
 )

@@ -12,6 +12,7 @@ import collections
 import datetime as dt
 import functools
 import inspect
+import sys
 from bisect import bisect_left
 from collections.abc import Callable
 from decimal import Decimal
@@ -153,6 +154,10 @@ def _why_refused(value: Any) -> str:
         return "is a dict of another class, which cannot be stored; store dict(value)"
     if isinstance(value, list | collections.deque):
         return "is a sequence of another class, which cannot be stored; store list(value)"
+    if isinstance(value, bytearray | memoryview):
+        return "is not of the class bytes; store bytes(value)"
+    if type(value).__module__.partition(".")[0] in sys.stdlib_module_names:
+        return "is of a class of Python that cannot be stored; store its plain values, such as str(value)"
     return "is of a class that is not registered; decorate it with @stepwell.record_type, or store its plain values"
 
 
