@@ -18,6 +18,7 @@ from stepwell.codec.types import class_of, is_registered, packed, register_shape
 from stepwell.codec.values import decode as decode_value
 from stepwell.codec.values import encode as encode_value
 from stepwell.codec.values import step as path_step
+from stepwell.log.names import log_tag
 from stepwell.record import (
     DAY,
     KEEP,
@@ -119,6 +120,7 @@ __all__ = [
     "is_large",
     "is_registered",
     "is_secret",
+    "log_tag",
     "masked_text",
     "observe_batches",
     "observe_storages",

@@ -15,6 +15,7 @@ import pytest
 
 from stepwell.errors import InvalidOption, RunFailed
 from stepwell.nodes import Node, NodeFlow, linear
+from stepwell.nodes.engine import QueuedRun, RunTasks
 from stepwell.nodes.run import journal, lease
 from stepwell.record import RUNS
 from stepwell.storage import MemoryStorage
@@ -81,20 +82,24 @@ async def test_a_run_is_stored_when_the_broker_is_unavailable(caplog: pytest.Log
 
 
 class Sent:
-    """A Celery application whose tasks are collected, and run by the test."""
+    """A task queue whose tasks are collected, and run by the test."""
 
-    def __init__(self, flow: NodeFlow, monkeypatch: pytest.MonkeyPatch) -> None:
-        adapter: Any = importlib.import_module("stepwell.adapters.celery")
-        celery: Any = importlib.import_module("celery")
-        self.runs = adapter.CeleryRuns(celery.Celery("none"), [flow])
+    def __init__(self, flow: NodeFlow) -> None:
+        self.runs = RunTasks([flow], None, self._send, user="Sent")
         self.tasks: list[str] = []
-        monkeypatch.setattr(self.runs, "_send", lambda flow, flow_id, **options: self.tasks.append(flow_id))
+
+    async def _send(self, run: QueuedRun) -> None:
+        self.tasks.append(run.flow_id)
+
+    async def sweep(self) -> None:
+        async for run in self.runs.ready():
+            await self._send(run)
 
     async def run(self, most: int) -> list[str]:
         """Run up to ``most`` tasks, and return the outcomes in the order of the tasks."""
-        outcomes = []
+        outcomes: list[str] = []
         while self.tasks and len(outcomes) < most:
-            outcomes.append(await self.runs._run("f", self.tasks.pop(0)))
+            outcomes.append(await self.runs.run("f", self.tasks.pop(0)))
         return outcomes
 
 
@@ -111,9 +116,9 @@ async def test_runs_with_a_long_node_cause_no_endless_tasks(monkeypatch: pytest.
         busy = [asyncio.create_task(flow.run(flow_id=f"r{number}")) for number in range(2)]
         while len(await storage.due(RUNS)) < 2:
             await asyncio.sleep(0.01)
-        sent = Sent(flow, monkeypatch)
+        sent = Sent(flow)
         # A sweep sends their tasks, because their runner may have died.
-        await sent.runs._sweep()
+        await sent.sweep()
         assert await sent.run(50) == ["busy", "busy"]
         opened.set()
         await asyncio.gather(*busy)
@@ -138,17 +143,15 @@ async def test_a_sweep_reads_each_list_once_whatever_the_number_of_revisions(
         for name in ("due", "queued", "queues", "page"):
             record(name)
         flow = NodeFlow(start=Node(inline=True), name="f", storage=storage, revision=revision)
-        await Sent(flow, monkeypatch).runs._sweep()
+        await Sent(flow).sweep()
     assert sorted(read) == ["due", "queued", "queues"]
 
 
-async def test_the_end_of_a_run_sends_the_task_of_the_next_one_of_its_partition(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_the_end_of_a_run_sends_the_task_of_the_next_one_of_its_partition() -> None:
     async with MemoryStorage() as storage:
         flow = linear(Node(inline=True), name="f", storage=storage)
         handles = [await flow.submit(partition="p") for _ in range(3)]
-        sent = Sent(flow, monkeypatch)
+        sent = Sent(flow)
         sent.tasks.append(handles[0].id)
         assert await sent.run(50) == ["finished"] * 3
         for handle in handles:
@@ -179,7 +182,7 @@ async def test_celery_workers_run_submitted_runs_and_one_of_them_is_killed(
     partitioned = [await submit(shop.quick, {}, flow_id=f"quick-{n}", partition="p") for n in range(3)]
     asked = await submit(shop.asks, {}, flow_id="ask")
     failed = await submit(shop.fails, {}, flow_id="fail")
-    alone = await shop.quick.submit({}, flow_id="alone", storage=shop.celery_runs._storage)
+    alone = await shop.quick.submit({}, flow_id="alone", storage=shop.celery_runs.storage)
 
     end(workers[0])
     (tmp_path / "gate").touch()
@@ -201,4 +204,4 @@ async def test_celery_workers_run_submitted_runs_and_one_of_them_is_killed(
     order = (tmp_path / "order").read_text().split()
     assert [run for run in order if run.startswith("quick")] == ["quick-0", "quick-1", "quick-2"]
     assert sorted(order) == sorted({"order-0", "order-1", "quick-0", "quick-1", "quick-2", "ask", "alone"})
-    await shop.celery_runs._storage.close()
+    await shop.celery_runs.storage.close()

@@ -25,8 +25,7 @@ from weakref import WeakKeyDictionary
 from stepwell.engine import DAY, require
 from stepwell.errors import TooLarge
 from stepwell.log import Log
-from stepwell.nodes import step
-from stepwell.nodes.walk.cursor import Cursor, current
+from stepwell.nodes.engine import DurableStep, durable_step
 
 require("pydantic_ai", "pydantic-ai", distribution="pydantic-ai-slim", minimum="2.60", below="3")
 
@@ -48,8 +47,6 @@ if TYPE_CHECKING:
     from pydantic_ai.models import Model
     from pydantic_ai.run import AgentRunResult
 
-    from stepwell.nodes.run.branch import Branch
-    from stepwell.nodes.walk.execution import Execution
 
 __all__ = ["StepwellDurability"]
 
@@ -152,9 +149,9 @@ class Place:
 _place: ContextVar[Place | None] = ContextVar("stepwell_pydantic_ai_place", default=None)
 
 
-def place_of(cursor: Cursor, branch: Branch) -> Place:
+def place_of(here: DurableStep) -> Place:
     """Return the place of the current task in the step that is running."""
-    operations = operations_of(cursor, branch)
+    operations = operations_of(here)
     place = _place.get()
     while place is not None and (place.ended or place.operations is not operations):
         place = place.outer
@@ -162,18 +159,16 @@ def place_of(cursor: Cursor, branch: Branch) -> Place:
 
 
 #: By the execution of a run, then by step and attempt. All agents of a step share them.
-_operations: WeakKeyDictionary[Execution, dict[tuple[str, int], Operations]] = WeakKeyDictionary()
+_operations: WeakKeyDictionary[object, dict[tuple[str, int], Operations]] = WeakKeyDictionary()
 
 
-def operations_of(cursor: Cursor, branch: Branch) -> Operations:
+def operations_of(here: DurableStep) -> Operations:
     """Return the operations of the step that is running."""
-    here = step()
-    known = _operations.setdefault(cursor.run, {})
+    known = _operations.setdefault(here.execution, {})
     place = (here.id, here.attempt)
     if place not in known:
         # A later run with the same id must not get the results of this one.
-        key = (here.id, branch.journal.mark)
-        known[place] = Operations(Log(branch.journal.slot.storage, NAMESPACE, key, ttl=TTL))
+        known[place] = Operations(Log(here.storage, NAMESPACE, (here.id, here.mark), ttl=TTL))
     return known[place]
 
 
@@ -195,10 +190,10 @@ class StepwellBackend(JournalCallableOperationBackend[Mapping[str, Any]]):
         config: Mapping[str, Any],
     ) -> object:
         """Run one operation, or return its stored result."""
-        cursor = current()
-        if cursor is None or cursor.branch is None:
+        here = durable_step()
+        if here is None:
             return await body()
-        place = place_of(cursor, cursor.branch)
+        place = place_of(here)
         context = next((each for each in cache_key if isinstance(each, RunContext)), None)
         # The id is stored with the response of the model. Tools that run at once begin in any order.
         call = None if context is None else context.tool_call_id
@@ -250,18 +245,17 @@ class StepwellDurability(BaseDurabilityCapability[AgentDepsT]):
 
     async def wrap_run(self, ctx: RunContext[AgentDepsT], *, handler: WrapRunHandler) -> AgentRunResult[Any]:
         """Give the operations of a run of the agent a place of their own."""
-        cursor = current()
-        if cursor is None or cursor.branch is None:
+        here = durable_step()
+        if here is None:
             return await super().wrap_run(ctx, handler=handler)
-        place = place_of(cursor, cursor.branch)
+        place = place_of(here)
         with place.inside(place.key(f"{self.name}:{_digest(ctx.prompt)}")):
             return await super().wrap_run(ctx, handler=handler)
 
     @property
     def in_durable_context(self) -> bool:
         """Whether a node of a durable run is running."""
-        cursor = current()
-        return cursor is not None and cursor.branch is not None
+        return durable_step() is not None
 
     def get_durable_operation_backend(self) -> DurableOperationBackend[Mapping[str, Any]]:
         """Return the backend of the agent's operations."""

@@ -10,7 +10,7 @@ from stepwell.cli.output import print_json
 from stepwell.engine import quoted
 from stepwell.errors import UsageError
 from stepwell.fsm import FSM, Router
-from stepwell.fsm.flows.diagram import diagram
+from stepwell.fsm.engine import diagram
 from stepwell.nodes import NodeFlow
 
 __all__ = ["add"]

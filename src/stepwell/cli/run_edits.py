@@ -16,7 +16,7 @@ from stepwell.cli.writes import user_name
 from stepwell.engine import counted, quoted
 from stepwell.errors import InvalidOption, Parked, StepwellError, UsageError
 from stepwell.nodes import Run
-from stepwell.nodes.run.error_text import message_of
+from stepwell.nodes.engine import message_of
 from stepwell.operate import runs
 from stepwell.operate.log import log_write
 from stepwell.operate.run_list import RunFilter, listed_runs

@@ -14,7 +14,7 @@ from stepwell.cli.output import ago, cell, json_text, moment, note, print_fields
 from stepwell.cli.search import Search
 from stepwell.errors import InvalidOption
 from stepwell.nodes import Run
-from stepwell.nodes.run.monitor import OpenWait
+from stepwell.nodes.engine import OpenWait
 from stepwell.operate.fields import searched_field
 from stepwell.operate.run_list import OPEN, DamagedRun, RunFilter, check_status, listed_runs
 from stepwell.operate.runs import reason_of, shared_of, show_run, shown_value

@@ -8,10 +8,9 @@ from typing import Any
 from stepwell.engine import quoted
 from stepwell.errors import InvalidOption
 from stepwell.fsm import FSM, Flow, Router
-from stepwell.fsm.flows.description import FlowDescription, describe
+from stepwell.fsm.engine import FlowDescription, describe
 from stepwell.nodes import NodeFlow
-from stepwell.nodes.graph.plan import program_of
-from stepwell.nodes.graph.shape import graph_of
+from stepwell.nodes.engine import graph_of, program_of
 from stepwell.web.diagrams import describe_flow, describe_graph
 
 __all__ = ["KnownFlows"]

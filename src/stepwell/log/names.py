@@ -40,5 +40,12 @@ def entries(after: int, before: int | None = None, *, limit: int | None = None, 
 
 
 def log_tag(namespace: str, tag: str) -> str:
-    """Return the stored form of a tag. All logs have one index, so it has the name of the bot too."""
+    """Return the stored form of a tag. All logs have one index, so it has the name of the bot too.
+
+    Example::
+
+        from stepwell.engine import log_tag
+
+        assert log_tag("my_bot", "user:42") == "user:42 my_bot"
+    """
     return tag if isinstance(namespace, ReservedNamespace) else f"{tag} {namespace}"

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 from stepwell import Storage
 from stepwell.engine import RUNS, ReservedNamespace, StateCount, decode_namespace, encode_namespace
 from stepwell.errors import Unsupported
-from stepwell.nodes.run.table import flow_of_index
+from stepwell.nodes.engine import flow_of_index
 from stepwell.operate.records import Count, bots, counted
 from stepwell.operate.run_list import RunCount, run_counts
 

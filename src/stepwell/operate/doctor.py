@@ -32,10 +32,9 @@ from stepwell.errors import (
     StoredDataError,
     Unsupported,
 )
-from stepwell.fsm.base import Machine
-from stepwell.nodes import NodeFlow
-from stepwell.nodes.run import monitor
-from stepwell.nodes.run.monitor import Run
+from stepwell.fsm.engine import Machine
+from stepwell.nodes import NodeFlow, Run
+from stepwell.nodes.engine import run_of
 from stepwell.operate.checks import check_encryption, check_settings
 from stepwell.operate.finding import Finding
 from stepwell.operate.processes import ProcessView, processes
@@ -267,7 +266,7 @@ async def _runs(storage: Storage, known: Collection[str], limit: int | None) -> 
             break
         looked += 1
         try:
-            run = monitor.run_of(entry)
+            run = run_of(entry)
         except (KeyMissing, NotEncrypted) as error:
             encrypted.append(error)
             continue

@@ -38,14 +38,13 @@ from stepwell.engine import (
     decode_key,
     decode_namespace,
     encode_namespace,
+    log_tag,
     quoted,
     replaced,
 )
 from stepwell.errors import Busy, CorruptRecord, InvalidOption, StepwellError, VersionChanged
 from stepwell.fsm import FSM
-from stepwell.fsm.conversation.extension import TIMEOUT, after_end, opened_extension, with_kept, with_timers
-from stepwell.fsm.conversation.history import HISTORY, with_entry
-from stepwell.log.names import log_tag
+from stepwell.fsm.engine import HISTORY, TIMEOUT, after_end, opened_extension, with_entry, with_kept, with_timers
 from stepwell.operate.log import log_write
 from stepwell.operate.record import Missing, errors_of
 

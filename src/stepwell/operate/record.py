@@ -24,9 +24,7 @@ from stepwell.engine import (
     secret_fields_of,
 )
 from stepwell.errors import InvalidKey, InvalidOption, StepwellError, StoredDataError, Unsupported
-from stepwell.fsm.conversation.duplicates import remembered
-from stepwell.fsm.conversation.extension import EXPIRY, TIMEOUT, Extension, opened_extension
-from stepwell.fsm.conversation.history import entry_times
+from stepwell.fsm.engine import EXPIRY, TIMEOUT, Extension, entry_times, opened_extension, remembered
 from stepwell.operate.masking import masked_field, masked_fields
 
 __all__ = [

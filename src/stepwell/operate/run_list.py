@@ -10,9 +10,8 @@ from typing import Any, Final, NamedTuple, get_args
 from stepwell import Storage
 from stepwell.engine import RUNS, Address, Entry, Query, Stored, decode_key, encode_namespace, quoted
 from stepwell.errors import InvalidOption, StoredDataError
-from stepwell.nodes.run import monitor
-from stepwell.nodes.run.monitor import Run, Status
-from stepwell.nodes.run.table import FINAL
+from stepwell.nodes import Run
+from stepwell.nodes.engine import FINAL, Status, run_of
 from stepwell.operate.runs import masked_run, secrets_of
 from stepwell.operate.search import matches, pages, written_before
 from stepwell.options import check_choice
@@ -131,7 +130,7 @@ def _is_wanted(run: Run, wanted: RunFilter) -> bool:
 
 def _read(storage: Storage, address: Address, stored: Stored) -> Run | DamagedRun | None:
     try:
-        run = monitor.run_of(Entry(address, stored, storage.seal(address)))
+        run = run_of(Entry(address, stored, storage.seal(address)))
     except StoredDataError as error:
         return DamagedRun(str(decode_key(address.key)), str(error))
     if run is None or not (run.errors or run.reason):

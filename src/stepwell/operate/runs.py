@@ -9,12 +9,9 @@ from typing import Any, NamedTuple
 from stepwell import Limits, Storage
 from stepwell.engine import RUNS, Address, Get, Stored, counted, encode_value, from_json, quoted
 from stepwell.errors import Conflict, StepwellError, UnknownRun, UsageError, VersionChanged
-from stepwell.nodes import Answered, NodeFlow
-from stepwell.nodes.control import requests
-from stepwell.nodes.run import monitor
-from stepwell.nodes.run.ids import flow_of_wait
-from stepwell.nodes.run.monitor import OpenWait, Run
-from stepwell.nodes.run.table import FINAL, table_of
+from stepwell.nodes import Answered, NodeFlow, Run
+from stepwell.nodes.engine import FINAL, OpenWait, flow_of_wait, status, table_of
+from stepwell.nodes.engine import answer as answer_wait
 from stepwell.operate.log import log_write
 from stepwell.operate.masking import hidden_texts, masked, masked_field, masked_text
 from stepwell.operate.record import version_text
@@ -66,7 +63,7 @@ class RunRecord(NamedTuple):
 async def show_run(storage: Storage, given: str) -> Run:
     """Return a run by its id or by the id of one of its waits, with masked errors; raise ``UnknownRun``."""
     flow_id = flow_of_wait(given) or given
-    run = await monitor.status(storage, flow_id)
+    run = await status(storage, flow_id)
     address = storage.address(RUNS, flow_id)
     stored: Stored | None = await storage.perform(Get(address)) if run.errors or run.reason else None
     return masked_run(run, () if stored is None else secrets_of(storage, address, stored))
@@ -188,7 +185,7 @@ def wait_of(run: Run, given: str) -> OpenWait:
 async def answer(storage: Storage, wait_id: str, value: Any, *, who: str) -> None:
     """Store the answer to a wait, given by its id; a worker continues the run. Raises ``AlreadyAnswered``."""
     run = await show_run(storage, wait_id)
-    answered = await requests.answer(_stand_in(run), wait_id, value, storage=storage)
+    answered = await answer_wait(_stand_in(run), wait_id, value, storage=storage)
     if not answered:
         raise AlreadyAnswered(run.flow_id, wait_id, answered)
     log_write(who, f"answered {wait_id} of run {run.flow_id}")

@@ -13,7 +13,7 @@ from stepwell import Storage
 from stepwell.engine import KEEP, Address, Get, Slot, Stored, decode_key, decode_namespace, decode_value, replaced
 from stepwell.errors import VersionChanged
 from stepwell.fsm import FSM
-from stepwell.fsm.conversation.extension import TIMEOUT, set_timer
+from stepwell.fsm.engine import TIMEOUT, set_timer
 from stepwell.operate import edits
 from stepwell.operate.record import parsed_version, read, version_text, view
 from stepwell.options import check_instance

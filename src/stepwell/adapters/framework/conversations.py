@@ -9,7 +9,7 @@ from typing import Any
 from stepwell.adapters.framework.retry import retry_until_free
 from stepwell.errors import DuplicateUpdate, UnknownFlowError
 from stepwell.fsm import FSM, Context, Filter
-from stepwell.fsm.conversation.conversation import Conversation
+from stepwell.fsm.engine import Conversation
 
 __all__ = ["UpdateConversation", "check_flows"]
 

@@ -23,7 +23,7 @@ from stepwell.adapters.ptb.states import ConversationKey
 from stepwell.adapters.ptb.timeouts import GRACE, deadline_of
 from stepwell.engine import KEEP, Changes, Keep, Slot
 from stepwell.errors import EncodeError, VersionChanged
-from stepwell.fsm.conversation.duplicates import HandledUpdates, token_of
+from stepwell.fsm.engine import HandledUpdates, token_of
 
 __all__ = ["UpdateClaim"]
 

@@ -1,0 +1,40 @@
+"""The names of conversations for adapters and tools: how they are entered, stored and described."""
+
+from stepwell.fsm.base import Machine
+from stepwell.fsm.conversation.conversation import Conversation
+from stepwell.fsm.conversation.duplicates import HandledUpdates, remembered, token_of
+from stepwell.fsm.conversation.extension import (
+    EXPIRY,
+    TIMEOUT,
+    Extension,
+    after_end,
+    opened_extension,
+    set_timer,
+    with_kept,
+    with_timers,
+)
+from stepwell.fsm.conversation.history import HISTORY, entry_times, with_entry
+from stepwell.fsm.flows.description import FlowDescription, describe
+from stepwell.fsm.flows.diagram import diagram
+
+__all__ = [
+    "EXPIRY",
+    "HISTORY",
+    "TIMEOUT",
+    "Conversation",
+    "Extension",
+    "FlowDescription",
+    "HandledUpdates",
+    "Machine",
+    "after_end",
+    "describe",
+    "diagram",
+    "entry_times",
+    "opened_extension",
+    "remembered",
+    "set_timer",
+    "token_of",
+    "with_entry",
+    "with_kept",
+    "with_timers",
+]
