@@ -538,7 +538,7 @@ async def test_a_wrong_file_or_token_gives_one_sentence(
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"bot\.py does not exist"):
+    with pytest.raises(UsageError, match=r"bot\.py' does not exist"):
         load_router(tmp_path / "bot.py")
     with pytest.raises(UsageError, match="is a directory; pass the file"):
         load_router(tmp_path)
