@@ -133,11 +133,12 @@ class Entry:
             assert (entry.key, entry.state.data) == (42, {"name": "Alice"})
     """
 
-    __slots__ = ("_seal", "_stored", "address")
+    __slots__ = ("_seal", "address", "stored")
 
     def __init__(self, address: Address, stored: Stored, seal: Seal) -> None:
         self.address: Address = address
-        self._stored = stored
+        #: The record with its sealed texts.
+        self.stored: Stored = stored
         self._seal = seal
 
     def __repr__(self) -> str:
@@ -157,7 +158,7 @@ class Entry:
     @property
     def state(self) -> State:
         """The record."""
-        return State(self.place.flow, self.place.state, self._seal.data(self._stored.fields))
+        return State(self.place.flow, self.place.state, self._seal.data(self.stored.fields))
 
     @property
     def place(self) -> Place:
@@ -167,29 +168,29 @@ class Entry:
     @property
     def head(self) -> OpenedHead:
         """The place with its timers, and what the layer above keeps beside it."""
-        return self._seal.open_head(self._stored.head)
+        return self._seal.open_head(self.stored.head)
 
     @property
     def version(self) -> Version:
         """The version, to guard an edit with."""
-        return self._stored.version
+        return self.stored.version
 
     @property
     def written_at(self) -> float:
         """The time of the last write, in seconds since 1970 on the backend's clock."""
-        return self._stored.written_at
+        return self.stored.written_at
 
     @property
     def expires_at(self) -> float | None:
         """The time of its expiry."""
-        return self._stored.expires_at
+        return self.stored.expires_at
 
     @property
     def deadline(self) -> float | None:
         """The time when its timer is due."""
-        return self._stored.deadline
+        return self.stored.deadline
 
     @property
     def tags(self) -> tuple[str, ...]:
         """The users and chats that it belongs to."""
-        return self._stored.tags
+        return self.stored.tags

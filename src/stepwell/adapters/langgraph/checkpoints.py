@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from langgraph.checkpoint.base import Checkpoint, CheckpointMetadata
@@ -19,8 +18,6 @@ _KEYS: Final = frozenset({"v", "id", "ts", "channel_values", "channel_versions",
 _TEXTS: Final = frozenset({str})
 #: Stands for the channels with the newest version.
 _NEWEST: Final = 1
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND: Final = timedelta(microseconds=1)
 _EXACT: Final = frozenset({str, bool, type(None)})
 
 
@@ -68,8 +65,7 @@ def unpacked(row: Sequence[Any]) -> dict[str, Any]:
     versions = {channel: table[each] for channel, each in versions.items()}
     return {
         "v": v,
-        # Release 0.1.0 stored the microseconds since 1970.
-        "ts": _time(ts) if type(ts) is int else ts,
+        "ts": ts,
         "channel_versions": versions,
         "versions_seen": {node: {channel: table[each] for channel, each in its.items()} for node, its in seen.items()},
         "updated_channels": _newest(versions) if updated == _NEWEST else updated,
@@ -85,10 +81,6 @@ def _newest(versions: Mapping[str, Any]) -> list[str]:
             newest.append(channel)
     newest.sort()
     return newest
-
-
-def _time(micros: int) -> str:
-    return (_EPOCH + micros * _MICROSECOND).isoformat()
 
 
 def _is_exact(value: Any) -> bool:

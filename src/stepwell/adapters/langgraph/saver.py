@@ -22,7 +22,7 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from stepwell import Storage
-from stepwell.adapters.langgraph.blocking import run_blocking
+from stepwell.adapters.langgraph.blocking import blocking, run_blocking
 from stepwell.adapters.langgraph.names import id_of, namespace_of
 from stepwell.adapters.langgraph.ownership import FencedWriter, WriteOwnership
 from stepwell.adapters.langgraph.parts import CheckpointRow, any_large
@@ -144,52 +144,24 @@ class StepwellSaver(BaseCheckpointSaver[str]):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """Store a checkpoint. Only the values of channels with a new version are written."""
-        writer = None if self.ownership is None else await self._writer(config, self._current(config))
+        writer = await self._writer(config)
         return await self.put_by(writer, config, checkpoint, metadata, new_versions)
-
-    def put(
-        self,
-        config: RunnableConfig,
-        checkpoint: Checkpoint,
-        metadata: CheckpointMetadata,
-        new_versions: ChannelVersions,
-    ) -> RunnableConfig:
-        """Store a checkpoint. Only the values of channels with a new version are written."""
-        current = self._current(config)
-
-        async def put() -> RunnableConfig:
-            writer = await self._writer(config, current)
-            return await self.put_by(writer, config, checkpoint, metadata, new_versions)
-
-        return run_blocking(self.storage, put())
 
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
         """Store the writes of a task. Writes of the same task to the same checkpoint are replaced."""
-        writer = None if self.ownership is None else await self._writer(config, self._current(config))
+        writer = await self._writer(config)
         await self.put_writes_by(writer, config, writes, task_id, task_path)
 
-    def put_writes(
-        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
-    ) -> None:
-        """Store the writes of a task. Writes of the same task to the same checkpoint are replaced."""
-        current = self._current(config)
-
-        async def put() -> None:
-            await self.put_writes_by(await self._writer(config, current), config, writes, task_id, task_path)
-
-        run_blocking(self.storage, put())
+    put = blocking(aput)
+    put_writes = blocking(aput_writes)
 
     async def adelete_thread(self, thread_id: str) -> None:
         """Delete a thread."""
         for known in [each for each in self._marked if each[0] == str(thread_id)]:
             del self._marked[known]
         await self._thread(thread_id).delete()
-
-    def delete_thread(self, thread_id: str) -> None:
-        """Delete a thread."""
-        run_blocking(self.storage, self.adelete_thread(thread_id))
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Delete all checkpoints of some runs. It looks at every thread.
@@ -204,17 +176,9 @@ class StepwellSaver(BaseCheckpointSaver[str]):
         for known in [each for each in self._marked if each[1] in chosen]:
             del self._marked[known]
 
-    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Delete all checkpoints of some runs. It looks at every thread."""
-        run_blocking(self.storage, self.adelete_for_runs(run_ids))
-
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy all checkpoints, values and writes of a thread to another one."""
         await self._thread(source_thread_id).copy_to(self._thread(target_thread_id))
-
-    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """Copy all checkpoints, values and writes of a thread to another one."""
-        run_blocking(self.storage, self.acopy_thread(source_thread_id, target_thread_id))
 
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Delete old checkpoints of some threads.
@@ -232,10 +196,6 @@ class StepwellSaver(BaseCheckpointSaver[str]):
         for thread_id in thread_ids:
             await self._thread(thread_id).remove(_all_but_newest)
 
-    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """Delete old checkpoints of some threads; see ``aprune``."""
-        run_blocking(self.storage, self.aprune(thread_ids, strategy=strategy))
-
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
@@ -244,11 +204,11 @@ class StepwellSaver(BaseCheckpointSaver[str]):
         thread = self._thread(ids["thread_id"])
         return await thread.history(ids.get("checkpoint_ns", ""), get_checkpoint_id(config), channels)
 
-    def get_delta_channel_history(
-        self, *, config: RunnableConfig, channels: Sequence[str]
-    ) -> Mapping[str, DeltaChannelHistory]:
-        """Return the writes to delta channels before a checkpoint, and the values that they begin with."""
-        return run_blocking(self.storage, self.aget_delta_channel_history(config=config, channels=channels))
+    delete_thread = blocking(adelete_thread)
+    delete_for_runs = blocking(adelete_for_runs)
+    copy_thread = blocking(acopy_thread)
+    prune = blocking(aprune)
+    get_delta_channel_history = blocking(aget_delta_channel_history)
 
     async def aclaim_write_ownership(self, thread_id: str) -> WriteOwnership:
         """Become the writer of a thread. Writers before this one get ``StaleWriter`` from now on."""
@@ -347,11 +307,11 @@ class StepwellSaver(BaseCheckpointSaver[str]):
             thread = self._thread(config["configurable"]["thread_id"])
             self._writers.begin(config, found, FencedWriter(self.storage, thread.address, thread.limit, version))
 
-    def _current(self, config: RunnableConfig) -> FencedWriter | None:
-        return None if self.ownership is None else self._writers.current(config)
-
-    async def _writer(self, config: RunnableConfig, current: FencedWriter | None) -> FencedWriter | None:
-        if self.ownership is None or current is not None:
+    async def _writer(self, config: RunnableConfig) -> FencedWriter | None:
+        if self.ownership is None:
+            return None
+        current = self._writers.current(config)
+        if current is not None:
             return current
         # Nothing was read before: this is a new writer.
         _, version = await self._get(config)

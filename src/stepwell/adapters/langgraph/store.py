@@ -35,14 +35,12 @@ from stepwell.engine import (
     Change,
     Get,
     Guard,
-    Query,
     Seal,
     Stored,
     Version,
     as_storage,
     decode_key,
     encode_key,
-    encode_namespace,
     quoted,
 )
 from stepwell.errors import InvalidOption, RecordReplaced, VersionChanged
@@ -50,7 +48,6 @@ from stepwell.options import check_instance
 
 __all__ = ["StepwellStore"]
 
-PAGE: Final = 500
 _MINUTE: Final = 60.0
 
 
@@ -192,18 +189,10 @@ class StepwellStore(BaseStore):
 
     async def _below(self, prefix: tuple[str, ...]) -> AsyncIterator[StoredItem]:
         """Yield the items of a namespace and of those below it."""
-        await self.storage.ensure_open()
-        tag = _tag(prefix) if prefix else None
-        query = Query(encode_namespace(self.namespace, self.storage.limits), tag=tag)
-        after: Any = None
-        while True:
-            page, after = await self.storage.page(query, after, PAGE)
-            for address, stored in page:
-                entry = self._entry(address, stored)
-                if entry is not None:
-                    yield entry
-            if after is None:
-                return
+        async for found in self.storage.scan(self.namespace, tag=_tag(prefix) if prefix else None):
+            entry = self._entry(found.address, found.stored)
+            if entry is not None:
+                yield entry
 
     async def _refresh(self, entry: StoredItem) -> None:
         """Let an item live for its whole time from now on."""

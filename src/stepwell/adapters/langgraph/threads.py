@@ -31,13 +31,10 @@ from stepwell.engine import (
     Change,
     Get,
     Guard,
-    Query,
     Range,
     Seal,
     Stored,
     Version,
-    decode_key,
-    encode_namespace,
     in_thread,
 )
 from stepwell.errors import RecordExists, VersionChanged
@@ -306,15 +303,8 @@ class Threads:
 
     async def ids(self) -> AsyncIterator[str]:
         """Yield the ids of all threads."""
-        await self.storage.ensure_open()
-        query = Query(encode_namespace(self.namespace, self.storage.limits))
-        after: Any = None
-        while True:
-            page, after = await self.storage.page(query, after, PAGE)
-            for address, _ in page:
-                yield str(decode_key(address.key))
-            if after is None:
-                return
+        async for entry in self.storage.scan(self.namespace, page=PAGE):
+            yield str(entry.key)
 
     async def of_runs(self, run_ids: Iterable[str]) -> list[str]:
         """Return the threads that have checkpoints of one of these runs."""

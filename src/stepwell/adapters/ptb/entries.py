@@ -20,12 +20,10 @@ from stepwell.engine import (
     Change,
     Get,
     Guard,
-    Query,
     Seal,
     Stored,
     Version,
     decode_key,
-    encode_namespace,
     fingerprint,
 )
 from stepwell.errors import RecordExists, VersionChanged
@@ -36,8 +34,6 @@ __all__ = ["BOT", "CHAT", "USER", "EntryRecords", "KnownFields", "tags_of"]
 USER: Final = "user_data"
 CHAT: Final = "chat_data"
 BOT: Final = "bot_data"
-
-PAGE = 500
 
 
 class KnownFields(NamedTuple):
@@ -115,15 +111,8 @@ class EntryRecords:
 
     async def records(self) -> AsyncIterator[tuple[Address, Stored]]:
         """Yield all records of the namespace."""
-        query = Query(encode_namespace(self.namespace, self.storage.limits))
-        after: Any = None
-        await self.storage.ensure_open()
-        while True:
-            page, after = await self.storage.page(query, after, PAGE)
-            for record in page:
-                yield record
-            if after is None:
-                return
+        async for entry in self.storage.scan(self.namespace):
+            yield entry.address, entry.stored
 
     async def refresh(self, kind: str, key: Any, live: Any) -> None:
         """Read an entry, and add the changes of other processes to its object."""
