@@ -292,8 +292,9 @@ async def test_an_error_of_on_failed_is_logged_and_the_worker_goes_on(
     def tell(run: Run) -> None:
         raise ValueError(run.flow_id)
 
-    flow = linear(Say([], "a", fails=[Boom("no luck")]), name="f", storage=storage)
+    flow = linear(Say([], "a", fails=[Boom("no luck at redis://me:hunter2@host")]), name="f", storage=storage)
     async with worker([flow], on_failed=tell, concurrency=1):
         await flow.submit(flow_id="r")
         assert await (await flow.submit(flow_id="s")).result(timeout=30) == {"said": ["a"]}
     assert "on_failed= of the worker failed for run 'r'" in caplog.text
+    assert "hunter2" not in caplog.text

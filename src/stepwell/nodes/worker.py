@@ -210,6 +210,7 @@ class RunWorker:
             source.tried(won=True)
             return flow._new_execution(program, flow_id)
 
+        news: Status | None = None
         try:
             flow_id = decode_key(address.key)
             await runs.resume(
@@ -224,28 +225,30 @@ class RunWorker:
                 source.pauses.add(address)
             return
         except (FlowChanged, StoredDataError) as failure:
-            if isinstance(failure, FlowChanged) and failure.stuck:
-                # It has neither a deadline nor a queue, so no worker finds it again.
-                source.pauses.remove(address)
-                await self._tell(self._on_stuck, flow, flow_id, "stuck")
+            if not (isinstance(failure, FlowChanged) and failure.stuck):
+                logger.warning("run %s could not be resumed here: %s", quoted(flow_id), failure)
+                source.pauses.add(address, FOREIGN_PAUSES)
                 return
-            logger.warning("run %s could not be resumed here: %s", quoted(flow_id), failure)
-            source.pauses.add(address, FOREIGN_PAUSES)
-            return
+            # It has neither a deadline nor a queue, so no worker finds it again.
+            news = "stuck"
         except RunStuck:
-            await self._tell(self._on_stuck, flow, flow_id, "stuck")
+            news = "stuck"
         except (Conflict, StorageError) as failure:
             logger.warning("run %s could not be resumed here: %s", quoted(flow_id), failure)
             source.pauses.add(address)
             return
         except Exception as error:  # noqa: BLE001 - the record of the run has the error
             logger.warning("run %s failed with %s; see flow.status()", quoted(flow_id), summary_of(error))
-            source.pauses.add(address)
-            self._ended, self._failed = self._ended + 1, self._failed + 1
-            await self._tell(self._on_failed, flow, flow_id, "failed")
-            return
+            news = "failed"
         self._ended += 1
-        source.pauses.remove(address)
+        if news == "failed":
+            self._failed += 1
+            source.pauses.add(address)
+        else:
+            source.pauses.remove(address)
+        # Not above: an error of a callback would be logged with that of the run, whose message may have a secret.
+        if news is not None:
+            await self._tell(self._on_failed if news == "failed" else self._on_stuck, flow, flow_id, news)
 
     async def _tell(self, callback: RunCallback | None, flow: NodeFlow, flow_id: str, status: Status) -> None:
         """Call a callback with a run, if it has this status. Best effort: errors are logged, not raised."""
