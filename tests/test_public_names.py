@@ -77,7 +77,8 @@ NAMES = {
     ],
     "stepwell.telegram": [
         "BotApiError", "BotBlocked", "BotClient", "BotUnavailable", "BroadcastResult", "InputFile", "SendLimits",
-        "Sender", "broadcast", "cancel_broadcast", "find_token", "run_polling", "run_polling_sync", "webhook",
+        "Sender", "Webhook", "broadcast", "cancel_broadcast", "find_token", "run_polling", "run_polling_sync",
+        "webhook",
     ],
     "stepwell.testing": [
         "Chat", "Clock", "FaultyStorage", "JournaledStorageContract", "KeyValueContract", "StorageContract",

@@ -3,8 +3,7 @@
 import os
 
 from examples.registration import make_router
-from stepwell.telegram import webhook
-from stepwell.telegram.webhook import Webhook
+from stepwell.telegram import Webhook, webhook
 
 
 def make_webhook() -> Webhook:

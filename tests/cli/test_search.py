@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from stepwell import open_storage
-from stepwell.cli import search
+from stepwell.cli.records import search
 from stepwell.errors import StorageUnavailable
 from stepwell.nodes import Node, NodeFlow, Parked, Wait, step
 from tests.backends import Backend
@@ -23,7 +23,7 @@ from tests.cli.conftest import Command
 INTERRUPTED = """
 import os, signal, sys
 from stepwell.cli import main
-from stepwell.cli.search import Search
+from stepwell.cli.records.search import Search
 from stepwell.operate import search
 search.PAGE = 1
 look = Search.look

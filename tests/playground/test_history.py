@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from stepwell.playground.events.replay import replay
+from stepwell.playground.events.undo import start_over, step_back
 from stepwell.playground.play import Playground
-from stepwell.playground.replay import replay
-from stepwell.playground.undo import start_over, step_back
 from stepwell.telegram import BotClient
 from tests.playground.visit import CAFE
 

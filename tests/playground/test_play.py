@@ -23,10 +23,10 @@ from stepwell.nodes.graph.plan import program_of
 from stepwell.nodes.graph.shape import graph_of
 from stepwell.playground import report_server
 from stepwell.playground.board import Board
+from stepwell.playground.events.undo import step_back
 from stepwell.playground.play import Playground
 from stepwell.playground.records import Records
 from stepwell.playground.runs import Runs
-from stepwell.playground.undo import step_back
 from stepwell.web.diagrams import describe_flow, describe_graph
 
 HERE = Path(__file__).parent

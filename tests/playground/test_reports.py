@@ -14,9 +14,9 @@ from stepwell.errors import UsageError
 from stepwell.fsm import FSM, Committed, Flow, MachineReady, Update, keys, state
 from stepwell.playground import report_server
 from stepwell.playground.board import Board
+from stepwell.playground.bot_process.reporter import Reporter
 from stepwell.playground.observer import BotObserver
 from stepwell.playground.records import Records
-from stepwell.playground.reporter import Reporter
 from stepwell.storage import MemoryStorage
 from stepwell.storage.operations import Apply, Get, Operation
 

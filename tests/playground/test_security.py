@@ -15,10 +15,10 @@ import pytest
 
 from stepwell.operate.masking import MASK, is_secret
 from stepwell.playground.actions import ACTIONS
+from stepwell.playground.events.timeline import MAX_GROUPS
 from stepwell.playground.pages import FILES, MAX_REQUEST
 from stepwell.playground.play import Playground
 from stepwell.playground.rooms import MESSAGES
-from stepwell.playground.timeline import MAX_GROUPS
 from stepwell.web.auth import HEADERS
 from stepwell.web.display import as_json
 from stepwell.web.error_page import STYLE_HASH

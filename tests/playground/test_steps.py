@@ -15,10 +15,10 @@ import pytest_asyncio
 
 from stepwell.botapi import Person
 from stepwell.errors import UsageError
-from stepwell.playground.event_group import EventGroup
+from stepwell.playground.events.group import EventGroup
+from stepwell.playground.events.replay import replay
+from stepwell.playground.events.undo import step_back
 from stepwell.playground.play import Playground
-from stepwell.playground.replay import replay
-from stepwell.playground.undo import step_back
 from tests.playground.visit import CAFE, REGISTRATION
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from stepwell.botapi import WorldEvent
-from stepwell.playground.event_group import EventGroup
-from stepwell.playground.timeline import MAX_EVENTS, MAX_GROUPS, Timeline
+from stepwell.playground.events.group import EventGroup
+from stepwell.playground.events.timeline import MAX_EVENTS, MAX_GROUPS, Timeline
 
 FIRED = {"what": "timer fired", "flow": "order", "state": "size"}
 

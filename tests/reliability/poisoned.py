@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from stepwell import MemoryStorage, Storage
 from stepwell.fsm import FSM, Context, Router
 from stepwell.telegram import run_polling, webhook
-from stepwell.telegram.webhook import Webhook
+from stepwell.telegram.receiving.webhook import Webhook
 from tests.reliability.raw_telegram import RawTelegram, RawUpdate
 
 SECRET = "s3cret"

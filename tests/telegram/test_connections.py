@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stepwell.telegram.connections import Connections, NoAnswer
+from stepwell.telegram.calls.connections import Connections, NoAnswer
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -11,7 +11,7 @@ from stepwell import MemoryStorage, copy_records
 from stepwell.errors import StorageUnavailable
 from stepwell.record import INBOX
 from stepwell.storage.operations import Get
-from stepwell.telegram.inbox import Inbox
+from stepwell.telegram.receiving.inbox import Inbox
 from tests.backends import Backend
 
 pytestmark = pytest.mark.every_backend

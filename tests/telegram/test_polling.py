@@ -37,7 +37,7 @@ from stepwell.record import INBOX
 from stepwell.slot import Slot
 from stepwell.storage.operations import Get
 from stepwell.telegram import BotApiError, BotClient, Sender, run_polling, run_polling_sync
-from stepwell.telegram.inbox import Inbox
+from stepwell.telegram.receiving.inbox import Inbox
 from stepwell.testing import Clock
 from tests.backends import Backend
 
@@ -848,7 +848,7 @@ async def test_wrong_arguments() -> None:
 def test_a_process_that_only_polls_collects_garbage_less_often(own: int | None) -> None:
     program = """
 import gc, sys
-from stepwell.telegram import polling
+from stepwell.telegram.receiving import polling
 async def shown(router, token):
     print(gc.get_threshold()[0], gc.get_freeze_count() > 1000)
 polling.run_polling = shown

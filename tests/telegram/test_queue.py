@@ -12,8 +12,8 @@ import pytest
 
 from stepwell.errors import InvalidOption
 from stepwell.telegram import SendLimits
-from stepwell.telegram.limits import ChatId, Window, chat_of, messages_in
-from stepwell.telegram.queue import HeldTooLong, QueueClosed, SendQueue
+from stepwell.telegram.sending.limits import ChatId, Window, chat_of, messages_in
+from stepwell.telegram.sending.queue import HeldTooLong, QueueClosed, SendQueue
 
 
 class JumpingLoop(asyncio.SelectorEventLoop):

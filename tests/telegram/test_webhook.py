@@ -364,7 +364,7 @@ async def test_answers_that_were_sent_before_an_outage_are_not_repeated_after_it
 
 
 async def test_answers_are_not_repeated_after_an_outage_with_many_updates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["stepwell.telegram.webhook"], "REMEMBERED", 10)
+    monkeypatch.setattr(sys.modules["stepwell.telegram.receiving.webhook"], "REMEMBERED", 10)
     router, handled = counting_router()
     client = Interrupted()
     bodies = [message(number, str(number), chat=number) for number in range(1, 31)]
@@ -396,7 +396,7 @@ async def test_an_update_that_telegram_does_not_send_again_does_not_block_its_ch
         assert await app.handle(SECRET, message(3, "three")) == 503
         client.away = False
         # Another process may have answered it since.
-        monkeypatch.setattr(sys.modules["stepwell.telegram.webhook"], "UNANSWERED", 0.0)
+        monkeypatch.setattr(sys.modules["stepwell.telegram.receiving.webhook"], "UNANSWERED", 0.0)
         assert await app.handle(SECRET, message(4, "four")) == 200
         assert not app._unanswered
         assert not app._last

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 import stepwell
-from stepwell.cli import demo, play, run
+from stepwell.cli import demo
 from stepwell.cli.arguments import address, port, positive
+from stepwell.cli.bots import play, run
 from stepwell.cli.signals import Terminated
 from stepwell.engine import displayed
 from stepwell.errors import Conflict, InvalidKey, InvalidOption, UnknownScheme, UsageError
@@ -259,25 +260,13 @@ def _parser(*, operator: bool = True) -> _Parser:
 
 def _add_operator_commands(commands: Any) -> None:
     # Imported here because a bot that starts needs none of it.
-    from stepwell.cli import (
-        botapi,
-        completion,
-        copy,
-        diagram,
-        doctor,
-        edits,
-        imports,
-        inspect,
-        keys,
-        migrate,
-        new,
-        records,
-        run_edits,
-        runs,
-        schedules,
-        timers,
-        webhook,
-    )
+    from stepwell.cli import completion, doctor, inspect, new
+    from stepwell.cli.bots import botapi, diagram, webhook
+    from stepwell.cli.records import copy, edits, imports, keys, migrate, timers
+    from stepwell.cli.records import reading as records
+    from stepwell.cli.runs import edits as run_edits
+    from stepwell.cli.runs import reading as runs
+    from stepwell.cli.runs import schedules
 
     reading, changing = (
         (records, timers, runs, doctor, inspect),

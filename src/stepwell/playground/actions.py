@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from stepwell.botapi import KeyboardButton, Person
 from stepwell.errors import UsageError
-from stepwell.playground import undo
-from stepwell.playground.replay import replay as replay_chat
+from stepwell.playground.events import undo
+from stepwell.playground.events.replay import replay as replay_chat
 
 if TYPE_CHECKING:
     from stepwell.playground.play import Playground

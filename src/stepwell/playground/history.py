@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepwell.botapi import load_world, save_world
 from stepwell.engine import quoted
-from stepwell.playground.event_group import EventGroup, GroupEvent
+from stepwell.playground.events.group import EventGroup, GroupEvent
 
 if TYPE_CHECKING:
     from stepwell.playground.play import Playground

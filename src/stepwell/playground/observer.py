@@ -11,12 +11,12 @@ from stepwell.botapi import World
 from stepwell.engine import quoted
 from stepwell.errors import UsageError
 from stepwell.playground.board import Board
-from stepwell.playground.event_group import EventGroup
+from stepwell.playground.events.group import EventGroup
+from stepwell.playground.events.timeline import MAX_GROUPS, Timeline
 from stepwell.playground.places import Places
 from stepwell.playground.records import Records
 from stepwell.playground.report_server import ReportServer
 from stepwell.playground.runs import Runs
-from stepwell.playground.timeline import MAX_GROUPS, Timeline
 
 __all__ = ["BotObserver"]
 

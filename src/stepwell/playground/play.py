@@ -18,7 +18,7 @@ from stepwell.botapi import Bot, BotAPI, Person, Room, World, WorldEvent  # noqa
 from stepwell.botfile import defines_router  # noqa: E402
 from stepwell.errors import UsageError  # noqa: E402
 from stepwell.playground.board import Board  # noqa: E402
-from stepwell.playground.chat_test import ChatTest, write_test  # noqa: E402
+from stepwell.playground.events.chat_test import ChatTest, write_test  # noqa: E402
 from stepwell.playground.history import PlayHistory  # noqa: E402
 from stepwell.playground.observer import BotObserver  # noqa: E402
 from stepwell.playground.pages import make_app  # noqa: E402

@@ -140,7 +140,7 @@ class BotProcess:
             spawn = asyncio.get_running_loop().subprocess_exec
             _, process = await spawn(
                 lambda: Subprocess(self._heard),
-                sys.executable, "-u", "-m", "stepwell.playground.runner", str(self.path),
+                sys.executable, "-u", "-m", "stepwell.playground.bot_process.runner", str(self.path),
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
                 env={**os.environ, **self._env},
                 # On POSIX, the bot gets its own process group, so that its children can be killed with it. Ctrl-C in

@@ -4,14 +4,14 @@ Install it with ``pip install 'stepwell[bot]'``.
 """
 
 from stepwell.errors import BotApiError, BotBlocked, BotUnavailable
-from stepwell.telegram.broadcast import BroadcastResult, broadcast, cancel_broadcast
-from stepwell.telegram.client import BotClient
-from stepwell.telegram.files import InputFile
-from stepwell.telegram.limits import SendLimits
-from stepwell.telegram.polling import run_polling, run_polling_sync
-from stepwell.telegram.sending import Sender
-from stepwell.telegram.token import find_token
-from stepwell.telegram.webhook import webhook
+from stepwell.telegram.calls.client import BotClient
+from stepwell.telegram.calls.files import InputFile
+from stepwell.telegram.calls.token import find_token
+from stepwell.telegram.receiving.polling import run_polling, run_polling_sync
+from stepwell.telegram.receiving.webhook import Webhook, webhook
+from stepwell.telegram.sending.broadcast import BroadcastResult, broadcast, cancel_broadcast
+from stepwell.telegram.sending.limits import SendLimits
+from stepwell.telegram.sending.sender import Sender
 
 __all__ = [
     "BotApiError",
@@ -22,6 +22,7 @@ __all__ = [
     "InputFile",
     "SendLimits",
     "Sender",
+    "Webhook",
     "broadcast",
     "cancel_broadcast",
     "find_token",

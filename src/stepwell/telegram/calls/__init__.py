@@ -1,0 +1,1 @@
+"""Calls of the Bot API over HTTP."""
