@@ -19,13 +19,11 @@ import httpx
 import pytest
 
 from examples import registration
-from stepwell import open_storage
 from stepwell.cli import main
 from stepwell.cli.demo import bot, script
 from stepwell.cli.storage_url import place_of
-from stepwell.record import INBOX
-from stepwell.storage.operations import Get
 from tests.backends import Backend
+from tests.inboxes import inbox_emptied
 from tests.servers.process import free_port
 
 ROOT = Path(__file__).parent.parent
@@ -221,16 +219,6 @@ class Terminal:
         self.process.kill()
         self.process.wait()
         os.close(self.master)
-
-
-async def inbox_emptied(url: str) -> None:
-    """Wait until no update is unfinished."""
-    async with asyncio.timeout(30), open_storage(url) as storage:
-        while True:
-            inboxes = [await storage.perform(Get(entry.address, parts=True)) async for entry in storage.scan(INBOX)]
-            if not any(inbox.parts for inbox in inboxes):
-                return
-            await asyncio.sleep(0.02)
 
 
 @pytest.fixture

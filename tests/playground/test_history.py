@@ -15,6 +15,7 @@ from stepwell.playground.events.replay import replay
 from stepwell.playground.events.undo import start_over, step_back
 from stepwell.playground.play import Playground
 from stepwell.telegram import BotClient
+from tests.inboxes import inbox_emptied
 from tests.playground.visit import CAFE
 
 
@@ -45,6 +46,8 @@ async def test_chats_events_and_steps_survive_a_restart_of_the_playground(tmp_pa
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         told = [message["text"] for message in alice.messages]
         assert play.bot.token not in path.read_text()
+        # Otherwise the next process repeats the last answer.
+        await inbox_emptied(f"sqlite:///{tmp_path}/play.db")
     async with playground(tmp_path) as play:
         assert await play.ready()
         alice = play.person("42", 42)

@@ -92,6 +92,8 @@ class BotObserver:
 
     async def restore(self, bot: str, key: str, snapshot: dict[str, Any]) -> None:
         """Restore a record as it was before a write."""
+        # The answer to this request comes after the reports of the last writes, whose versions are needed.
+        await self.places.locate()
         known = self.records.get(bot, key)
         version = known.record["version"] if known is not None and known.record is not None else None
         await self._request(self._restored, do="restore", bot=bot, key=key, version=version, snapshot=snapshot)

@@ -42,8 +42,6 @@ async def replay(play: Playground, chat: int) -> Replay:
     await play.observer.connected()
     if play.process.status != "running":
         raise UsageError("the bot is not running; restart it first")
-    # The answer to this request comes after the reports of the last writes, whose versions are needed.
-    await play.observer.places.locate()
     for (bot, key), snapshot in _before(groups).items():
         await play.observer.restore(bot, key, snapshot)
     erase(play, groups)
