@@ -8,10 +8,10 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import Any
 
-from aiogram import Bot, types
+from aiogram import Bot, enums, types
 from aiogram.client.default import Default
 
-from stepwell.adapters.framework.objects import classes_in, register_classes, without_enums
+from stepwell.adapters.framework.objects import classes_in, register_classes, register_enums, without_enums
 
 __all__ = ["bot_of_objects", "register_objects"]
 
@@ -22,6 +22,7 @@ bot_of_objects: ContextVar[Bot | None] = ContextVar("stepwell_aiogram_bot", defa
 def register_objects() -> None:
     """Register the classes of Telegram's objects."""
     register_classes("aiogram", classes_in(types, types.TelegramObject), _pack, _unpack)
+    register_enums("aiogram.enums", enums)
 
 
 def _pack(value: types.TelegramObject) -> Any:

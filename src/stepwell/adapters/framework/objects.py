@@ -10,7 +10,7 @@ from typing import Any
 
 from stepwell.engine import register_shape
 
-__all__ = ["classes_in", "register_classes", "without_enums"]
+__all__ = ["classes_in", "register_classes", "register_enums", "without_enums"]
 
 
 def classes_in(module: ModuleType, base: type | tuple[type, ...]) -> list[type]:
@@ -29,6 +29,17 @@ def register_classes(
     """
     for cls in classes:
         register_shape(cls, f"{library}.{cls.__name__}", pack, partial(unpack, cls))
+
+
+def register_enums(library: str, module: ModuleType) -> None:
+    """Store the members of a module's Enums, such as ``ParseMode.HTML``, by their values."""
+    for cls in classes_in(module, Enum):
+        if cls.__module__.startswith(module.__name__):
+            register_shape(cls, f"{library}.{cls.__name__}", _value_of, cls)
+
+
+def _value_of(member: Enum) -> Any:
+    return member.value
 
 
 def without_enums(value: Any) -> Any:
