@@ -1,26 +1,35 @@
-"""Bots by long polling with 50 chats, answers included: ours on SQLite, and aiogram with its MemoryStorage.
+"""Bots by long polling with 50 chats, answers included: ours on SQLite, aiogram in memory, grammY on Redis.
 
 Each bot has its own process. The local Bot API and the users are in the process of the benchmark. A user sends the next
 message when the last one is answered. A bot loads state and data, changes a field, sets the next state and answers.
+grammY runs with its runner and its sessions in Redis. It needs node and npm; without them its row is left out.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
+from pathlib import Path
 from typing import NamedTuple
+
+from tests.servers.redis import RedisServer
 
 from stepwell.botapi import BotAPI, Person
 from stepwell.botapi.world import WorldEvent
 
 CHATS, SECONDS, ROUNDS = 50, 2.0, 5
+#: Answers before the measurement, in which the compiler of node ends its work.
+WARM = 4000
 #: The required speedup.
 TARGET = 3
+GRAMMY = Path(__file__).parent / "grammy"
 
 
 class Figures(NamedTuple):
@@ -35,10 +44,15 @@ class Figures(NamedTuple):
 
 async def main() -> int:
     """Print the table; return the number of missed targets."""
-    figures: dict[str, list[Figures]] = {name: [] for name in BOTS}
-    for _ in range(ROUNDS):
-        for name in BOTS:
-            figures[name].append(await measured(name))
+    bots = [name for name in BOTS if name != "grammy" or install_grammy()]
+    figures: dict[str, list[Figures]] = {name: [] for name in bots}
+    redis = RedisServer()
+    try:
+        for _ in range(ROUNDS):
+            for name in bots:
+                figures[name].append(await measured(name, redis.port))
+    finally:
+        redis.stop()
     print(f"{'50 chats by polling':28}{'updates':>12}{'CPU of the bot':>18}{'CPU of the Bot API':>22}")
     for name, rounds in figures.items():
         rate, bot, api = (statistics.median(column) for column in zip(*rounds, strict=True))
@@ -46,7 +60,32 @@ async def main() -> int:
     pairs = list(zip(figures["stepwell"], figures["aiogram"], strict=True))
     faster = statistics.median(ours.rate / theirs.rate for ours, theirs in pairs)
     cheaper = statistics.median(theirs.bot / ours.bot for ours, theirs in pairs)
-    return shown("updates a second", faster) + shown("updates for the CPU time of the bot", cheaper)
+    missed = shown("updates a second", faster) + shown("updates for the CPU time of the bot", cheaper)
+    if "grammy" in figures:
+        pairs = list(zip(figures["stepwell"], figures["grammy"], strict=True))
+        ratio = statistics.median(ours.bot / theirs.bot for ours, theirs in pairs)
+        late = ratio > 1
+        print(f"{'CPU time of the bot':40}{ratio:6.2f} times that of grammY, at most 1{'   MISSED' if late else ''}")
+        missed += late
+    return missed
+
+
+def install_grammy() -> bool:
+    """Install grammY once, and return whether it can run."""
+    npm = shutil.which("npm")
+    if npm is None or shutil.which("node") is None:
+        print("grammY is left out: it needs node and npm")
+        return False
+    if not (GRAMMY / "node_modules").exists():
+        subprocess.run([npm, "install", "--silent", "--no-audit", "--no-fund"], cwd=GRAMMY, check=True)
+    return True
+
+
+def command(name: str, api: str, token: str, folder: str, redis: int) -> tuple[str, ...]:
+    """Return the command line of a bot."""
+    if name == "grammy":
+        return "node", str(GRAMMY / "bot.mjs"), api, token, str(redis)
+    return sys.executable, "-m", "benchmarks.polling", name, api, token, f"{folder}/bot.db"
 
 
 def shown(what: str, ratio: float) -> int:
@@ -56,23 +95,23 @@ def shown(what: str, ratio: float) -> int:
     return int(missed)
 
 
-async def measured(name: str) -> Figures:
+async def measured(name: str, redis: int) -> Figures:
     """Let 50 users chat with a bot."""
     async with BotAPI() as api:
         bot = api.bot("my_bot")
         with tempfile.TemporaryDirectory() as folder:
-            arguments = ("-m", "benchmarks.polling", name, api.url, bot.token, f"{folder}/bot.db")
-            process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.PIPE)
+            line = command(name, api.url, bot.token, folder, redis)
+            process = await asyncio.create_subprocess_exec(*line, stdout=asyncio.subprocess.PIPE)
             try:
                 users = Users([api.chat(bot, 100 + number) for number in range(CHATS)])
                 stop = api.world.watch(users.on_event)
                 for person in users.persons.values():
                     await person.send("hi")
-                await asyncio.wait_for(users.warm.wait(), 30)
+                await asyncio.wait_for(users.warm.wait(), 120)
                 assert process.stdout is not None
 
                 async def cpu_of_bot() -> float:
-                    process.send_signal(signal.SIGUSR1)
+                    process.send_signal(signal.SIGUSR2)
                     return float(await process.stdout.readline())
 
                 bot_cpu, own_cpu = await cpu_of_bot(), time.process_time()
@@ -100,7 +139,7 @@ class Users:
         if event.kind != "message" or not event.body["from"]["is_bot"]:
             return
         self.answers += 1
-        if self.answers == 10 * CHATS:
+        if self.answers == WARM:
             self.warm.set()
         task = asyncio.create_task(self.persons[event.body["chat"]["id"]].send("hi"))
         self._tasks.add(task)
@@ -183,9 +222,13 @@ def run_aiogram(api: str, token: str, path: str) -> None:
     asyncio.run(run())
 
 
-BOTS = {"stepwell": "run_polling, SQLite", "aiogram": "aiogram, MemoryStorage"}
+BOTS = {
+    "stepwell": "run_polling, SQLite",
+    "aiogram": "aiogram, MemoryStorage",
+    "grammy": "grammY's runner, Redis",
+}
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGUSR1, lambda *_: print(time.process_time(), flush=True))
+    signal.signal(signal.SIGUSR2, lambda *_: print(time.process_time(), flush=True))
     {"stepwell": run_stepwell, "aiogram": run_aiogram}[sys.argv[1]](*sys.argv[2:])

@@ -120,11 +120,13 @@ def opened_extension(text: str, address: Address) -> Extension:
 
 def with_kept(head: OpenedHead, extension: Extension) -> OpenedHead:
     """Return a head that keeps this, with the timers that belong to it."""
-    text = "" if extension == _NONE else to_json(extension).decode()
+    head = replaced(head, extension="" if extension == _NONE else to_json(extension).decode())
+    if not (head.timers or extension.expired or extension.outbox):
+        return head
     hand_over = min([entry[3] for entry in extension.expired], default=None)
     # Calls are sent in order, so only the first entry has a time.
     outbox = extension.outbox[0][0] if extension.outbox else None
-    return with_timers(replaced(head, extension=text), {HAND_OVER: hand_over, OUTBOX: outbox})
+    return with_timers(head, {HAND_OVER: hand_over, OUTBOX: outbox})
 
 
 def with_timers(head: OpenedHead, changed: Mapping[str, float | None]) -> OpenedHead:
@@ -151,7 +153,8 @@ def keep(slot: Slot, **changes: Any) -> None:
 
 def set_timer(slot: Slot, name: str, at: float | None) -> None:
     """Set a timer of a held record, or remove it."""
-    slot.head = with_timers(slot.head, {name: at})
+    if at is not None or name in slot.head.timers:
+        slot.head = with_timers(slot.head, {name: at})
 
 
 def end(slot: Slot) -> None:
