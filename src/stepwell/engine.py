@@ -47,7 +47,7 @@ from stepwell.storage.observers import RunBatch, observe_batches, observe_storag
 from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Guard, Operation, Release, Result, Taken
 from stepwell.storage.reference import weight
 from stepwell.storage.transport.group_commit import GroupCommit
-from stepwell.storage.transport.lane import Batch
+from stepwell.storage.transport.batch import Batch
 from stepwell.storage.transport.starting import when_available
 from stepwell.storage.urls import as_storage
 

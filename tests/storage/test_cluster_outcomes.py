@@ -17,7 +17,7 @@ from stepwell.slot.waiters import turn_of
 from stepwell.storage import Applied, Apply, Claim, Claimed, Get
 from stepwell.storage.redis.cluster import _SLOTS, ClusterNode
 from stepwell.storage.redis.wire import TAGS, tag_of
-from stepwell.storage.transport.lane import Batch
+from stepwell.storage.transport.batch import Batch
 from tests.servers.proxy import Proxy
 from tests.servers.redis import RedisCluster
 from tests.storage.key_checks import skip_key_checks

@@ -12,7 +12,8 @@ from stepwell.record import Address, Change
 from stepwell.slot import Slot
 from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Operation, Release, Result
 from stepwell.storage.transport import lane as lane_module
-from stepwell.storage.transport.lane import JOURNAL_LIFE, Batch, Lane
+from stepwell.storage.transport.batch import JOURNAL_LIFE, Batch
+from stepwell.storage.transport.lane import Lane
 from stepwell.testing import Clock, FaultyStorage
 from tests.storage.key_checks import skip_key_checks
 

@@ -27,7 +27,7 @@ from stepwell.storage.postgres import PostgresStorage, fast_parts, fast_path
 from stepwell.storage.postgres import schema as schemas
 from stepwell.storage.postgres.client import PostgresConnection
 from stepwell.storage.postgres.schema import VERSION
-from stepwell.storage.transport.lane import JOURNAL_LIFE, Batch
+from stepwell.storage.transport.batch import JOURNAL_LIFE, Batch
 from stepwell.testing import Clock, JournaledStorageContract
 from tests.backends.postgres import Postgres
 from tests.servers import pgbouncer

@@ -32,7 +32,7 @@ from stepwell.storage.observers import RunBatch
 from stepwell.storage.redis import RedisStorage
 from stepwell.storage.redis.cluster import _SLOTS, ClusterNode
 from stepwell.storage.redis.wire import tag_of
-from stepwell.storage.transport.lane import Batch
+from stepwell.storage.transport.batch import Batch
 from tests.fsm.conftest import Form, message
 from tests.nodes.flows import Trail
 from tests.servers.proxy import Proxy

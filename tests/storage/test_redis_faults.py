@@ -31,7 +31,7 @@ from stepwell.slot import Slot, waiters
 from stepwell.storage import Apply, Claim, Claimed, Get, Release
 from stepwell.storage.redis import RedisStorage
 from stepwell.storage.redis.wire import refusal
-from stepwell.storage.transport.lane import JOURNAL_LIFE, Batch
+from stepwell.storage.transport.batch import JOURNAL_LIFE, Batch
 from tests.servers.proxy import CERTIFICATE, Proxy
 from tests.servers.redis import RedisServer, system_binary, the_cluster, the_server
 from tests.storage.key_checks import skip_key_checks

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:
     from stepwell.storage.contract import Storage
     from stepwell.storage.operations import Result
-    from stepwell.storage.transport.lane import Batch
+    from stepwell.storage.transport.batch import Batch
 
 __all__ = [
     "BatchObserver",

@@ -10,7 +10,7 @@ from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption, StepwellError, StorageUnavailable
 from stepwell.options import check_number
 from stepwell.storage import MemoryStorage, Operation, Result, Storage
-from stepwell.storage.transport.lane import Batch
+from stepwell.storage.transport.batch import Batch
 
 __all__ = ["FaultyStorage"]
 

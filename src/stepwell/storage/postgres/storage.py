@@ -29,7 +29,7 @@ from stepwell.storage.postgres.places import PlaceIndex, filters
 from stepwell.storage.postgres.rows import COLUMNS, STORED, columns, escaped, results, stored
 from stepwell.storage.postgres.schema import checked, checked_partitions, create
 from stepwell.storage.queue_text import END
-from stepwell.storage.transport.lane import Batch, check_patience
+from stepwell.storage.transport.batch import Batch, check_patience
 from stepwell.storage.transport.reads import read_again
 from stepwell.storage.urls import check_url, take_options, truth
 

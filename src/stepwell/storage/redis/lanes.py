@@ -11,7 +11,8 @@ from stepwell.errors import StorageUnavailable
 from stepwell.storage.operations import Apply, Get, Operation, Result
 from stepwell.storage.redis.cluster import Cluster
 from stepwell.storage.redis.wire import TAGS, tag_of
-from stepwell.storage.transport.lane import Batch, Entry, Lane
+from stepwell.storage.transport.batch import Batch
+from stepwell.storage.transport.lane import Entry, Lane
 
 __all__ = ["CONFIRM", "REST", "WRITES", "ClusterLanes", "whole"]
 

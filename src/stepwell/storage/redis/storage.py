@@ -37,7 +37,8 @@ from stepwell.storage.redis.wire import (
     result,
     tag_of,
 )
-from stepwell.storage.transport.lane import Batch, Lane, check_patience
+from stepwell.storage.transport.batch import Batch, check_patience
+from stepwell.storage.transport.lane import Lane
 from stepwell.storage.urls import check_url, take_options, truth
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from stepwell.storage.operations import Apply, Claim, Operation, Release, Result
 from stepwell.storage.sealed.cipher import Keyring, NameCipher
 from stepwell.storage.sealed.keys import SealingKey, keys_of_environment, names_key_of_environment, sealing_keys
 from stepwell.storage.sealed.records import RecordCodec
-from stepwell.storage.transport.lane import Batch, retrieve
+from stepwell.storage.transport.batch import Batch
+from stepwell.storage.transport.lane import retrieve
 from stepwell.storage.urls import open_storage, take_options, truth
 from stepwell.storage.wakeups import Callback
 

@@ -23,7 +23,7 @@ from stepwell.storage.sqlite.listing import Listing
 from stepwell.storage.sqlite.long_read import LongRead
 from stepwell.storage.sqlite.rows import Rows
 from stepwell.storage.sqlite.thread import StorageThread
-from stepwell.storage.transport.lane import elapsed
+from stepwell.storage.transport.batch import elapsed
 from stepwell.storage.urls import take_options
 
 __all__ = ["SQLiteStorage"]

@@ -58,7 +58,8 @@ class GroupCommit(Generic[T, R]):
 
         ``linger``: wait up to so many seconds for an item that does not linger, to share its write.
         """
-        loop = asyncio.get_running_loop()
+        # get_running_loop() takes a system call before Python 3.12.
+        loop = asyncio.get_running_loop() if self._runner is None else self._runner.get_loop()
         future: asyncio.Future[R] = loop.create_future()
         if linger and not self._queue:
             if not self._lingering:

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from itertools import count
 from typing import Any, TypeAlias
 
-from stepwell._backoff import backoff
 from stepwell.errors import (
-    InvalidOption,
     OutcomeUnknown,
     StorageClosed,
     StorageError,
@@ -25,64 +21,16 @@ from stepwell.errors import (
     StorageUnavailable,
 )
 from stepwell.storage.operations import Apply, Claim, Claimed, Operation, Release, Result
+from stepwell.storage.transport.batch import REPEATABLE, Batch, elapsed, send
 from stepwell.storage.transport.group_commit import GroupCommit
 
-__all__ = ["JOURNAL_LIFE", "REPEATABLE", "Batch", "Entry", "Lane", "check_patience", "elapsed", "retrieve"]
+__all__ = ["Entry", "Lane", "retrieve"]
 
 #: The limits of one batch.
 MAX_OPERATIONS = 100
 MAX_BYTES = 1024 * 1024
 #: The most releases that are kept for the end of an outage.
 MAX_UNRELEASED = 10_000
-#: Seconds for which a backend keeps the number and the results of a lane's last batch.
-JOURNAL_LIFE = 600
-#: Seconds after the first attempt in which a batch may be sent again. Half of the journal's life: the other half allows
-#: for delays in the network.
-REPEATABLE = JOURNAL_LIFE / 2
-
-
-#: A monotonic clock that, where available, also runs while the machine is suspended.
-elapsed: Callable[[], float] = time.monotonic
-if hasattr(time, "CLOCK_BOOTTIME"):
-    elapsed = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
-
-
-def check_patience(patience: float, timeout: float) -> None:
-    """Raise ``InvalidOption`` if a batch could be retried after its journal has expired.
-
-    ``timeout``: the longest time of one attempt.
-    """
-    if not patience + timeout <= REPEATABLE:
-        raise InvalidOption(
-            f"patience={patience:g} is too long: with its timeouts a call may be retried for at most {REPEATABLE:g} s, "
-            f"because a server remembers its last writes for {JOURNAL_LIFE} s"
-        )
-
-
-class Batch(tuple[Operation, ...]):
-    """The operations of one round trip, with the id of the lane and a serial number.
-
-    A backend with a network connection keeps the number and the results of a lane's last batch in the same commit.
-    The same number again returns the kept results; a lower number is refused.
-
-    Example::
-
-        from stepwell.engine import Batch
-
-        batch = Batch.of([Get(storage.address("my_bot", 42))], storage.ids(), 1)
-        assert (batch.number, len(batch)) == (1, 1)
-    """
-
-    lane: str
-    number: int
-
-    @classmethod
-    def of(cls, operations: Sequence[Operation], lane: str, number: int) -> Batch:
-        """Return a batch of these operations."""
-        batch = cls(operations)
-        batch.lane, batch.number = lane, number
-        return batch
-
 
 #: An operation and the future of its waiter.
 Entry: TypeAlias = tuple[Operation, "asyncio.Future[Result]"]
@@ -175,7 +123,7 @@ class Lane(GroupCommit[Operation, Result]):
     async def _send(self, entries: list[Entry], batch: Batch, deadline: float, *, sent: bool = False) -> None:
         """Send a batch until ``deadline``. ``sent``: the server may have received it before."""
         try:
-            results = await self._retry(batch, deadline, sent)
+            results = await send(batch, self._run, deadline, sent=sent, clock=self._clock, pauses=self._pauses)
         except Exception as error:  # noqa: BLE001 it is passed to the waiters
             self._fail(entries, error)
             return
@@ -194,48 +142,6 @@ class Lane(GroupCommit[Operation, Result]):
                 self._discard(operation, result)
             else:
                 future.set_result(result)
-
-    async def _retry(self, batch: Batch, deadline: float, sent: bool) -> list[Result]:
-        attempt = 0
-        while True:
-            try:
-                results = await self._run(batch)
-                if len(results) != len(batch):
-                    raise StorageUnavailable(
-                        f"the backend returned {len(results)} results for {len(batch)} operations", final=True
-                    )
-                if sent:
-                    for result in results:
-                        if isinstance(result, StorageUnavailable):
-                            result.sent = True
-                return results
-            except StorageUnavailable as error:
-                sent = error.sent = sent or error.sent
-                # The first retry is immediate: a connection that the server has closed is the usual cause.
-                pause = backoff(attempt, *self._pauses) if attempt else 0.0
-                if error.final or self._clock() + pause >= deadline:
-                    raise
-                last = error
-                attempt += 1
-            except asyncio.CancelledError:
-                task = asyncio.current_task()
-                if task is None or task.cancelling():
-                    raise
-                raise StorageUnavailable("the backend's call was cancelled", final=True) from None
-            except (KeyboardInterrupt, SystemExit, GeneratorExit):
-                raise
-            except Exception as error:
-                if not sent:
-                    raise
-                # An earlier attempt may have been applied, so the outcome is unknown.
-                raise StorageUnavailable(f"it failed after its answer was lost ({type(error).__name__})") from error
-            except BaseException as error:
-                # A BaseException would end the lane, and bypass the callers' handlers.
-                raise StorageUnavailable(f"the backend raised {type(error).__name__}", final=True) from error
-            await asyncio.sleep(pause)
-            if self._clock() >= deadline:
-                # The process was stopped or the machine suspended, so the journal may have expired.
-                raise last
 
     def _fail(self, entries: list[Entry], error: Exception) -> None:
         """Pass an error to the waiters of a batch."""

@@ -7,7 +7,7 @@ import pytest
 from stepwell.errors import LeaseLost, StepwellError
 from stepwell.record import Change
 from stepwell.storage import Applied, Apply, Guard, Storage
-from stepwell.storage.transport.lane import Batch
+from stepwell.storage.transport.batch import Batch
 from stepwell.testing.contract.suite import BOT, KEY, Suite
 
 
