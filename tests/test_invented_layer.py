@@ -19,7 +19,8 @@ async def boil(storage: Storage, seconds: float) -> None:
     async with Slot(storage, BOT, KEY) as slot:
         slot.flow, slot.state = "egg", "boiling"
         slot.timers = {"done": slot.time() + seconds, "cold": slot.time() + 10 * seconds}
-        slot.head = replaced(slot.head, extension=json.dumps({"turns": 0, "notes": ["soft"]}), indexed=("egg", "hot"))
+        slot.extension = json.dumps({"turns": 0, "notes": ["soft"]})
+        slot.head = replaced(slot.head, indexed=("egg", "hot"))
         await slot.commit()
 
 
@@ -56,7 +57,7 @@ async def test_deleting_a_record_removes_timers_and_extension(backend: Backend, 
     clock.advance(100)
     assert await storage.due(BOT) == []
     async with Slot(storage, BOT, KEY) as slot:
-        assert (slot.found, dict(slot.timers), slot.head.extension) == (False, {}, "")
+        assert (slot.found, dict(slot.timers), slot.extension) == (False, {}, "")
 
 
 async def test_the_deadline_of_a_record_follows_its_timers_at_each_commit(backend: Backend, clock: Clock) -> None:

@@ -46,8 +46,8 @@ from stepwell.storage.listing import ANY, Any_, Due, Entry, Page, Query, StateCo
 from stepwell.storage.observers import RunBatch, observe_batches, observe_storages
 from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Guard, Operation, Release, Result, Taken
 from stepwell.storage.reference import weight
-from stepwell.storage.transport.group_commit import GroupCommit
 from stepwell.storage.transport.batch import Batch
+from stepwell.storage.transport.group_commit import GroupCommit
 from stepwell.storage.transport.starting import when_available
 from stepwell.storage.urls import as_storage
 

@@ -45,7 +45,7 @@ async def fill(storage: Storage, count: int = 110) -> None:
     async def one(number: int) -> None:
         async with Slot(storage, "bot" if number % 3 else "other:bot", (number, "k")) as slot:
             slot.flow, slot.state = ("form", f"s{number % 4}") if number % 5 else (None, None)
-            slot.head = replaced(slot.head, extension=f'{{"n":{number}}}')
+            slot.extension = f'{{"n":{number}}}'
             slot.data.update({"n": number, "nul\0": "a\0b", 7: {"z": (1, 1e16), "a": -0.0}})
             if number % 50 == 1:
                 slot.data["long"] = "x" * 20_000

@@ -140,6 +140,15 @@ class Slot(Lease):
         self.head = replaced(self.head, timers=timers)
 
     @property
+    def extension(self) -> str:
+        """JSON that the layer above keeps beside the place, or an empty text."""
+        return self.head.extension
+
+    @extension.setter
+    def extension(self, extension: str) -> None:
+        self.head = replaced(self.head, extension=extension)
+
+    @property
     def texts(self) -> Mapping[str, str]:
         """The stored fields as sealed texts, at the load or the last commit that kept the claim."""
         return self._stored.texts
