@@ -119,7 +119,7 @@ async def test_an_imported_record_is_the_one_that_the_adapter_writes(
 
     async def records(namespace: str) -> list[Any]:
         found = [
-            (entry.key, entry.place, entry._stored.tags, entry.state.data) async for entry in storage.scan(namespace)
+            (entry.key, entry.place, entry.stored.tags, entry.state.data) async for entry in storage.scan(namespace)
         ]
         return sorted(found, key=str)
 
