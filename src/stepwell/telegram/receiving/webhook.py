@@ -107,7 +107,12 @@ class _Delivery:
 
 
 class Webhook:
-    """The ASGI application that ``webhook`` returns."""
+    """The ASGI application that ``webhook`` returns::
+
+        async def served(app: Webhook) -> None:
+            async with app:
+                await asyncio.Event().wait()
+    """
 
     def __init__(
         self,
