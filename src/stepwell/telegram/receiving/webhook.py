@@ -112,6 +112,8 @@ class Webhook:
         async def served(app: Webhook) -> None:
             async with app:
                 await asyncio.Event().wait()
+
+    Enter it where the server does not pass ASGI's lifespan on.
     """
 
     def __init__(
