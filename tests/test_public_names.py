@@ -25,6 +25,7 @@ import stepwell.nodes.engine
 import stepwell.options
 import stepwell.pocketflow
 import stepwell.telegram
+import stepwell.telegram.engine
 import stepwell.testing
 
 SOURCE = Path(stepwell.__file__).parent
@@ -110,6 +111,7 @@ FOR_TOOLS = {
         "DurableStep", "FINAL", "OpenWait", "QueuedRun", "RunTasks", "Status", "answer", "durable_step",
         "flow_of_index", "flow_of_wait", "graph_of", "message_of", "program_of", "run_of", "status", "table_of",
     ],
+    "stepwell.telegram.engine": ["Message", "Receive", "Send", "TELEGRAM", "call_at_start", "collect_less_often"],
 }  # fmt: skip
 
 # Only type checkers import typing_extensions.

@@ -40,8 +40,7 @@ def run(file: str, *, storage: str | None, api: str | None, runs: bool, wait: bo
     """
     # Imported here because only these commands need the bot extra.
     from stepwell.telegram import find_token, run_polling
-    from stepwell.telegram.calls.client import TELEGRAM
-    from stepwell.telegram.receiving.polling import collect_less_often
+    from stepwell.telegram.engine import TELEGRAM, collect_less_often
 
     set_up_logging()
     hide_own_frames()
@@ -76,8 +75,7 @@ def run_webhook(
 ) -> int:
     """Register the webhook, and serve it until SIGTERM or Ctrl-C. uvicorn replaces this process."""
     from stepwell.telegram import BotClient, find_token
-    from stepwell.telegram.calls.client import TELEGRAM
-    from stepwell.telegram.receiving.polling import call_at_start
+    from stepwell.telegram.engine import TELEGRAM, call_at_start
 
     set_up_logging()
     hide_own_frames()

@@ -42,7 +42,7 @@ def add(commands: Commands) -> None:
 def _webhook(options: argparse.Namespace) -> int:
     # Imported here because only this command needs the bot extra.
     from stepwell.telegram import BotClient, find_token
-    from stepwell.telegram.calls.client import TELEGRAM
+    from stepwell.telegram.engine import TELEGRAM
 
     token = find_token(Path(options.file).resolve().parent)
 

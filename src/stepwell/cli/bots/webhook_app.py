@@ -15,8 +15,8 @@ import uvicorn
 from stepwell.botfile import load_router, started
 from stepwell.cli.bots.run import find_workers, set_up_logging, webhook_secret
 from stepwell.nodes import worker
-from stepwell.telegram import find_token, webhook
-from stepwell.telegram.receiving.webhook import Message, Receive, Send, Webhook
+from stepwell.telegram import Webhook, find_token, webhook
+from stepwell.telegram.engine import Message, Receive, Send
 
 __all__ = ["App", "main", "make_app"]
 

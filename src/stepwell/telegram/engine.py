@@ -1,0 +1,7 @@
+"""The names of this package for the tools that start bots."""
+
+from stepwell.telegram.calls.client import TELEGRAM
+from stepwell.telegram.receiving.polling import call_at_start, collect_less_often
+from stepwell.telegram.receiving.webhook import Message, Receive, Send
+
+__all__ = ["TELEGRAM", "Message", "Receive", "Send", "call_at_start", "collect_less_often"]
