@@ -31,7 +31,7 @@ def ignored_frames(path: str, page_size: int, valid: int) -> Ignored:
     """Count the intact frames, up to the last commit, behind the first damaged one.
 
     ``valid``: how many frames SQLite reads. A frame is intact if it has the salts of this WAL, and if its checksum
-    follows from the one that is stored in the frame before it. Frames of an earlier WAL have other salts, and those of
+    follows from the one of the frame before it, as it is stored or as it should be. Frames of an earlier WAL have other salts, and those of
     a transaction that was not finished have no commit.
     """
     size = _FRAME.size + page_size
@@ -61,14 +61,20 @@ def ignored_frames(path: str, page_size: int, valid: int) -> Ignored:
             *_, one, two = _FRAME.unpack(read(_HEADER.size + (valid - 1) * size, _FRAME.size))
             stored = one, two
         intact = 0
+        # The checksums that the frame before may have.
+        before = [stored]
         found = Ignored()
         for number in range(valid, count):
             at = _HEADER.size + number * size
             head = read(at, _FRAME.size)
             page, pages, *own, one, two = _FRAME.unpack(head)
-            before, stored = stored, (one, two)
+            stored, expected = (one, two), []
             # The content of most frames behind the end is never read: they are those of an earlier WAL.
-            if own != salts or not page or _checksum(order, before, head[:8] + read(at + 24, page_size)) != stored:
+            if own == salts and page:
+                text = head[:8] + read(at + _FRAME.size, page_size)
+                expected = [_checksum(order, each, text) for each in before]
+            before = [stored, *expected[:1]]
+            if stored not in expected:
                 broken = True
             elif broken:
                 intact += 1
