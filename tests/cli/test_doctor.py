@@ -275,7 +275,7 @@ async def test_a_server_that_fails_during_the_checks_is_one_failure(
     assert levels(done, "connection") == ["ok", "fail"]
     text = await command("doctor")
     assert text.code == 1
-    assert "1 failures" in text.out.splitlines()[-1]
+    assert text.out.splitlines()[-1].endswith(" 1 failure")
 
 
 async def test_a_damaged_file_gets_no_advice_about_the_network(command: Command, tmp_path: Path) -> None:

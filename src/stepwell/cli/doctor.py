@@ -8,6 +8,7 @@ import sys
 import textwrap
 from shutil import get_terminal_size
 
+from stepwell._counted import counted
 from stepwell.cli import signals
 from stepwell.cli.code import import_types, used
 from stepwell.cli.command import Commands, add_command, bots_patience, given_url, storage_of
@@ -64,7 +65,8 @@ def _doctor(options: argparse.Namespace) -> int:
         print_json({"healthy": not failed, "checks": [each._asdict() for each in found]})
     else:
         warnings = sum(each.level == "warn" for each in found)
-        print(f"{len(found)} checks, {warnings} warnings, {failed} failures")
+        numbers = {"check": len(found), "warning": warnings, "failure": failed}
+        print(", ".join(counted(number, noun) for noun, number in numbers.items()))
         if not options.code:
             note("flows and states were not checked; give the files of your bots: stepwell doctor bot.py")
     return 1 if failed else 0

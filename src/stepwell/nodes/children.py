@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from stepwell._counted import counted
 from stepwell._secrets import quoted
 from stepwell.errors import (
     KeptError,
@@ -140,7 +141,7 @@ class _Children:
         self._record(list(self._done)[before:])
         if self._errors and (self._node.on_error == "stop" or not self._running):
             await self._branch.save(self._path)
-            what = f"of {len(self._items)} children of {quoted(self._path)}"
+            what = f"of {counted(len(self._items), 'child', 'children')} of {quoted(self._path)}"
             names = [repr(error.flow_id) for error in self._errors]
             more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
             conclude(self._node.on_error, self._errors, what, names=", ".join(names[:NAMED]) + more)

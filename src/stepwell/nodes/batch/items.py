@@ -12,6 +12,7 @@ from time import perf_counter
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
+from stepwell._counted import counted
 from stepwell._secrets import quoted
 from stepwell.errors import UsageError
 from stepwell.nodes.batch.chunk import Chunks
@@ -187,7 +188,7 @@ class BatchRun:
         conclude(
             self.settings.on_error,
             self.failures,
-            f"of {len(self.results)} items of batch {quoted(self.stage.path)}",
+            f"of {counted(len(self.results), 'item')} of batch {quoted(self.stage.path)}",
             fatal=self.fatal,
         )
         return self.results

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from stepwell._counted import counted
 from stepwell.operate.checks.clock import check_clock
 from stepwell.operate.finding import Finding
 
@@ -89,7 +90,7 @@ def _check_node(location: str, node: Mapping[str, Any], needed: int, now: float)
     evicted = int(node.get("evicted_keys", 0))
     if evicted:
         advice = "some of them may have been records: compare with a backup"
-        yield Finding("evicted", "fail", f"{location} has evicted {evicted} keys since its start", advice)
+        yield Finding("evicted", "fail", f"{location} has evicted {counted(evicted, 'key')} since its start", advice)
     if node.get("aof_enabled") == "1":
         yield Finding("persistence", "ok", f"{location} has an append-only file")
     else:

@@ -31,8 +31,8 @@ def ignored_frames(path: str, page_size: int, valid: int) -> Ignored:
     """Count the intact frames, up to the last commit, behind the first damaged one.
 
     ``valid``: how many frames SQLite reads. A frame is intact if it has the salts of this WAL, and if its checksum
-    follows from the one of the frame before it, as it is stored or as it should be. Frames of an earlier WAL have other salts, and those of
-    a transaction that was not finished have no commit.
+    follows from the one of the frame before it, as it is stored or as it should be. Frames of an earlier WAL have other
+    salts, and those of a transaction that was not finished have no commit.
     """
     size = _FRAME.size + page_size
     try:
