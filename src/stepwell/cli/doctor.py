@@ -8,11 +8,11 @@ import sys
 import textwrap
 from shutil import get_terminal_size
 
-from stepwell._counted import counted
 from stepwell.cli import signals
 from stepwell.cli.code import import_types, used
 from stepwell.cli.command import Commands, add_command, bots_patience, given_url, storage_of
 from stepwell.cli.output import cell, note, print_json
+from stepwell.engine import counted
 from stepwell.operate.doctor import Finding, diagnose
 
 __all__ = ["add"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from stepwell._counted import counted
+from stepwell.engine import counted
 from stepwell.operate.checks.clock import check_clock
 from stepwell.operate.finding import Finding
 
