@@ -161,7 +161,7 @@ class TooManySteps(NodeFlowError, RuntimeError):
         self.max_steps = max_steps
         self.node = node
         super().__init__(
-            f"flow {quoted(flow)} has visited {max_steps} node{'' if max_steps == 1 else 's'}, and the next one is {quoted(node)}; "
+            f"flow {quoted(flow)} has visited {max_steps} nodes, and the next one is {quoted(node)}; "
             "if this is not an endless loop, increase max_steps"
         )
 
