@@ -13,6 +13,7 @@ __all__ = [
     "Raw",
     "Struct",
     "WrongType",
+    "astuple",
     "convert",
     "decoder",
     "from_json",
@@ -49,6 +50,8 @@ Struct = msgspec.Struct
 Raw = msgspec.Raw
 #: Returns a Struct with some fields replaced.
 replaced = msgspec.structs.replace
+#: Returns the values of a Struct in the order of its fields.
+astuple: Callable[[Any], tuple[Any, ...]] = msgspec.structs.astuple
 MalformedJSON = msgspec.DecodeError
 WrongType = msgspec.ValidationError
 

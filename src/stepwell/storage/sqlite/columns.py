@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import cache, lru_cache
-from itertools import compress
-from operator import ne
-from struct import Struct
-from typing import Any, NamedTuple
+from struct import pack
+from typing import Any, Final
 from zlib import crc32
 
+from stepwell.codec.json import Struct
 from stepwell.record import Change, Head, Queue, Version
 from stepwell.storage.queue_text import queue_of, queue_text, time_text
 from stepwell.storage.reference import Header
 
 __all__ = [
+    "COLUMNS",
     "NOTHING",
     "Row",
     "checksum",
@@ -23,13 +23,12 @@ __all__ = [
     "name_hash",
     "row_and_sizes",
     "row_of",
-    "sealed",
     "tags_of",
     "update",
 ]
 
 
-class Row(NamedTuple):
+class Row(Struct, gc=False):
     """The row of a record, or of its tombstone (``alive=0``)."""
 
     number: int = 0
@@ -53,10 +52,12 @@ class Row(NamedTuple):
     checksum: int = 0
 
 
+#: The names of the columns, in the order in which statements have them.
+COLUMNS: Final[tuple[str, ...]] = Row.__struct_fields__
 #: The row of an address without a record.
-NOTHING = Row()
-#: Packing numbers is much faster than formatting them as text.
-_pack = Struct("<qdqqddqq").pack
+NOTHING: Final = Row()
+_INDEXED = ("alive", "flow", "state", "expires_at", "deadline", "queue")
+_NO_HEAD: Final = Head(flow=None, state=None, text="")
 
 
 @lru_cache(maxsize=4096)
@@ -65,61 +66,73 @@ def name_hash(name: str) -> int:
     return crc32(name.encode()) + 1
 
 
-def checksum(address: Sequence[str], columns: tuple[Any, ...]) -> int:
-    """Return the checksum of all other columns of a row and of the address.
+def checksum(address: Sequence[str], row: Row) -> int:
+    """Return the checksum of the address and of all other columns of a row.
 
     Raises ``struct.error`` if the type of a column is wrong, as it may be in a damaged file.
     """
     namespace, key = address
-    (
-        number, write, base, written_at, alive, flow, state, head, tags, size, expires_at, deadline, names, parts,
-        queue,
-    ) = columns  # fmt: skip
-    # Formatting None takes much longer than formatting a text.
-    flow, state = "None" if flow is None else flow, "None" if state is None else state
-    head, tags = "None" if head is None else head, "None" if tags is None else tags
-    expires_at, deadline = -1.0 if expires_at is None else expires_at, -1.0 if deadline is None else deadline
-    text = f"{namespace}\n{key}\n{write}\n{base}\n{flow}\n{state}\n{head}\n{tags}\n{queue}"
-    return crc32(text.encode() + _pack(number, written_at, alive, size, expires_at, deadline, names, parts))
-
-
-def sealed(address: Sequence[str], row: Row) -> Row:
-    """Return a row with its checksum."""
-    return _new(Row, (*row[:-1], checksum(address, row[:-1])))
+    texts = f"{namespace}\n{key}\n{row.write}\n{row.base}\n{row.flow}\n{row.state}\n{row.head}\n{row.tags}\n{row.queue}"
+    expires_at, deadline = row.expires_at, row.deadline
+    # Packing numbers is much faster than formatting them as text.
+    numbers = pack(
+        "<qdqqddqq",
+        row.number,
+        row.written_at,
+        row.alive,
+        row.bytes,
+        -1.0 if expires_at is None else expires_at,
+        -1.0 if deadline is None else deadline,
+        row.names,
+        row.part_names,
+    )
+    return crc32(numbers, crc32(texts.encode()))
 
 
 def header_of(row: Row) -> Header:
     """Return what the rules of writes need of a row."""
-    number, write, base, written_at, alive, flow, state, head, tags, size, expires_at, deadline, _, _, queue, _ = row
     return Header(
-        Version(number, write),
-        base,
-        written_at,
-        bool(alive),
-        None if head is None else Head(flow=flow, state=state, text=head),
-        tags_of(tags),
-        size,
-        expires_at,
-        deadline,
-        queue_of(queue),
+        version=Version(row.number, row.write),
+        base=row.base,
+        written_at=row.written_at,
+        alive=bool(row.alive),
+        head=None if row.head is None else Head(flow=row.flow, state=row.state, text=row.head),
+        tags=tags_of(row.tags),
+        size=row.bytes,
+        expires_at=row.expires_at,
+        deadline=row.deadline,
+        queue=queue_of(row.queue),
     )
 
 
 def row_of(address: Sequence[str], header: Header, before: Row, change: Change, names: tuple[int, int]) -> Row:
     """Return the row of a header after a change. ``names``: the columns ``names`` and ``part_names``."""
-    head = header.head or _NO_HEAD
     tags = before.tags
     if header.tags != tags_of(tags):
         tags = json.dumps(header.tags, ensure_ascii=False) if header.tags else None
     queue = None if header.queue is None else before.queue
     if isinstance(change.queue, Queue):
         queue = queue_text(change.queue) + time_text(header.queued_at)
-    columns = (
-        *header.version, header.base, header.written_at, int(header.alive), head.flow, head.state, head.text or None,
-        tags, header.size,
-        header.expires_at, header.deadline, *names, queue,
-    )  # fmt: skip
-    return _new(Row, (*columns, checksum(address, columns)))
+    head = header.head or _NO_HEAD
+    row = Row(
+        number=header.version.number,
+        write=header.version.write,
+        base=header.base,
+        written_at=header.written_at,
+        alive=int(header.alive),
+        flow=head.flow,
+        state=head.state,
+        head=head.text or None,
+        tags=tags,
+        bytes=header.size,
+        expires_at=header.expires_at,
+        deadline=header.deadline,
+        names=names[0],
+        part_names=names[1],
+        queue=queue,
+    )
+    row.checksum = checksum(address, row)
+    return row
 
 
 @lru_cache(maxsize=4096)
@@ -134,24 +147,21 @@ def tags_of(text: str | None) -> tuple[str, ...]:
 
 
 def update(address: Sequence[str], old: Row, new: Row) -> tuple[str, Sequence[Any]]:
-    """Return the statement that writes the columns that differ, and its bindings.
+    """Return the statement that writes a changed row, and its bindings.
 
     SQLite writes every index of a column that a statement names, so an indexed column is named only if it differs.
     """
-    (
-        number, write, base, written_at, alive, flow, state, head, tags, size, expires_at, deadline, names, parts,
-        queue, check,
-    ) = new  # fmt: skip
-    if old[4:7] == (alive, flow, state) and old[10:12] == (expires_at, deadline) and old[14] == queue:
-        values = (number, write, base, written_at, head, tags, size, names, parts, check, *address)
-        return _UPDATE_UNINDEXED, values
-    changed = tuple(map(ne, old, new))
-    return _update_of(changed), (*compress(new, changed), *address)
+    changed = tuple([name for name in _INDEXED if getattr(old, name) != getattr(new, name)])
+    plain = (
+        new.number, new.write, new.base, new.written_at, new.head, new.tags, new.bytes, new.names, new.part_names,
+        new.checksum,
+    )  # fmt: skip
+    return _update_of(changed), (*plain, *[getattr(new, name) for name in changed], *address)
 
 
 @cache
-def _update_of(changed: tuple[bool, ...]) -> str:
-    columns = ",".join([f"{name}=?" for name in compress(Row._fields, changed)])
+def _update_of(changed: tuple[str, ...]) -> str:
+    columns = ",".join([f"{name}=?" for name in COLUMNS if name not in _INDEXED] + [f"{name}=?" for name in changed])
     # Only names of columns are formatted in; values are always bound.
     return f"UPDATE record SET {columns} WHERE namespace=? AND key=?"  # noqa: S608
 
@@ -160,12 +170,5 @@ def _update_of(changed: tuple[bool, ...]) -> str:
 def row_and_sizes(count: int) -> str:
     """Return the query for a row and the sizes of this many fields, whose names are bound after the address."""
     size = "(SELECT octet_length(name)+octet_length(value) FROM field WHERE namespace=?1 AND key=?2 AND name=?{})"
-    columns = ",".join([*Row._fields, *[size.format(3 + number) for number in range(count)]])
+    columns = ",".join([*COLUMNS, *[size.format(3 + number) for number in range(count)]])
     return f"SELECT {columns} FROM record WHERE namespace=?1 AND key=?2"  # noqa: S608
-
-
-#: Makes a NamedTuple without a call of its constructor, which is a Python function.
-_new = tuple.__new__
-_NO_HEAD = Head(flow=None, state=None, text="")
-_INDEXED = ("alive", "flow", "state", "expires_at", "deadline", "queue")
-_UPDATE_UNINDEXED = _update_of(tuple([name not in _INDEXED for name in Row._fields]))

@@ -9,7 +9,7 @@ from typing import Any
 from stepwell.record import Address
 from stepwell.storage.listing import ANY, Any_, Beside, Due, Page, Query, StateCount, Swept
 from stepwell.storage.queue_text import END
-from stepwell.storage.sqlite.columns import Row, row_and_sizes, sealed
+from stepwell.storage.sqlite.columns import Row, checksum, row_and_sizes
 from stepwell.storage.sqlite.rows import Rows
 from stepwell.storage.sqlite.schema import QUERIES
 from stepwell.storage.sqlite.stored import is_sound, stored
@@ -67,7 +67,7 @@ class Listing:
         records = []
         for key, *columns in found[:limit]:
             address = Address(query.namespace, key)
-            record = stored(address, Row._make(columns), self._rows.fields(address), now)
+            record = stored(address, Row(*columns), self._rows.fields(address), now)
             if record is not None:
                 records.append((address, record))
         return Page(records, found[limit - 1][0] if len(found) > limit else None)
@@ -200,7 +200,7 @@ class Listing:
             "limit": limit,
         }
         found = [
-            (rowid, Address(namespace, key), memo_until, Row._make(columns))
+            (rowid, Address(namespace, key), memo_until, Row(*columns))
             for rowid, namespace, key, memo_until, *columns in self._rows.read(QUERIES["expired"], bindings)
         ]
         self._expired_seen = (found[-1][3].expires_at, found[-1][0]) if len(found) == limit else _START
@@ -211,7 +211,9 @@ class Listing:
         if row.alive:
             self._rows.drop_contents(address)
         if memo_until is not None:
-            self._rows.put(address, row, sealed(address, Row(tags=row.tags, expires_at=memo_until)))
+            left = Row(tags=row.tags, expires_at=memo_until)
+            left.checksum = checksum(address, left)
+            self._rows.put(address, row, left)
         else:
             self._execute(QUERIES["drop_record"], address)
             self._execute(QUERIES["drop_memo"], address)

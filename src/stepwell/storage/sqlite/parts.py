@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from stepwell.record import Address, Range
-from stepwell.storage.sqlite.columns import Row
+from stepwell.storage.sqlite.columns import COLUMNS
 from stepwell.storage.sqlite.schema import QUERIES
 
 __all__ = ["range_bindings", "reading"]
@@ -40,6 +40,6 @@ def reading(address: Address, wanted: bool | Range | tuple[str, ...]) -> tuple[s
 def _named_parts(count: int) -> str:
     """Return the query for a record with this many parts, whose names are bound after the address."""
     names = ",".join([f"?{3 + number}" for number in range(count)])
-    nulls = ",".join(["NULL"] * (len(Row._fields) - 2))
+    nulls = ",".join(["NULL"] * (len(COLUMNS) - 2))
     chosen = f"SELECT 2,name,value,{nulls} FROM part WHERE namespace=?1 AND key=?2 AND name IN ({names})"  # noqa: S608
     return f"{QUERIES['get']} UNION ALL {chosen}"

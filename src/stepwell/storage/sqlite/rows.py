@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from stepwell.codec.json import astuple
 from stepwell.errors import (
     CorruptRecord,
     LeaseLost,
@@ -23,7 +24,17 @@ from stepwell.storage.operations import (
     Taken,
 )
 from stepwell.storage.reference import weight
-from stepwell.storage.sqlite.columns import NOTHING, Row, header_of, name_hash, row_and_sizes, row_of, tags_of, update
+from stepwell.storage.sqlite.columns import (
+    COLUMNS,
+    NOTHING,
+    Row,
+    header_of,
+    name_hash,
+    row_and_sizes,
+    row_of,
+    tags_of,
+    update,
+)
 from stepwell.storage.sqlite.connection import Connection
 from stepwell.storage.sqlite.parts import range_bindings, reading
 from stepwell.storage.sqlite.schema import QUERIES
@@ -101,7 +112,7 @@ class Rows:
     def put(self, address: Sequence[str], old: Row | None, new: Row) -> None:
         """Write the columns of a record that differ. ``new`` has its checksum."""
         if old is None:
-            self._execute(QUERIES["add_record"], (*new, *address))
+            self._execute(QUERIES["add_record"], (*astuple(new), *address))
         else:
             self._execute(*update(address, old, new))
 
@@ -175,9 +186,7 @@ class Rows:
                 return LeaseLost(address.text)
             return Taken(self.read(QUERIES["lease"], (namespace, key, lease_now))[0][1] - lease_now)
         found = self.read(row_and_sizes(0), address)
-        row = _new(Row, found[0]) if found else None
-        if row is not None and self._is_large(row.bytes) and self._has_large_fields(address):
-            raise LargeRecord
+        row = Row(*found[0]) if found else None
         # Only this writer changes the file in its transaction, so two queries see the same record.
         texts = self.read(QUERIES["fields_and_memo"], (namespace, key, now))
         memo = None
@@ -194,10 +203,10 @@ class Rows:
             self._execute(QUERIES["drop_mark"], (*address, now))
 
     def _apply(self, apply: Apply, now: float, lease_now: float) -> Result:
-        address, change, guard, returning = apply.address, apply.change, apply.guard, apply.returning
+        address, change, guard = apply.address, apply.change, apply.guard
         token = None if guard is None else guard.token
         names = tuple(dict.fromkeys((*change.set, *change.unset))) if change.unset else tuple(change.set)
-        old, fields, sizes = self._read_before(address, names, returning)
+        old, sizes = self._row_and_sizes(address, names)
         row = old or NOTHING
         damage = None
         if old is not None and not is_sound(address, old):
@@ -232,12 +241,8 @@ class Rows:
         if change.memo is not KEEP:
             self._execute(QUERIES["set_memo"], (*address, change.memo, now + DAY))
         record = None
-        if returning:
-            if drops:
-                fields.clear()
-            for name in change.unset:
-                fields.pop(name, None)
-            fields.update(change.set)
+        if apply.returning:
+            fields = self.fields(address)
             damage = None if sum(map(name_hash, fields)) == new.names else FIELDS_DIFFER
             record = record_of(new, fields, damage=damage)
         return Applied(header.version, header.base, now, record)
@@ -256,28 +261,18 @@ class Rows:
         if change.parts:
             self._write_parts(address, change.parts)
 
-    def _read_before(
-        self, address: Address, names: tuple[str, ...], returning: bool
-    ) -> tuple[Row | None, dict[str, str], tuple[int | None, ...]]:
-        """Return the row before a change, all fields if they are returned after it, and the sizes of these fields."""
-        if returning:
-            found = self.read(row_and_sizes(0), address)
-            fields = self.fields(address)
-            return (
-                _new(Row, found[0]) if found else None,
-                fields,
-                tuple([weight(name, fields.get(name)) for name in names]),
-            )
+    def _row_and_sizes(self, address: Address, names: tuple[str, ...]) -> tuple[Row | None, tuple[int | None, ...]]:
+        """Return the row before a change, and the sizes of these fields; ``None`` for what does not exist."""
         first = names[:_SIZES]
         found = self.read(row_and_sizes(len(first)), (*address, *first))
         if not found:
-            return None, {}, ()
-        row = found[0]
-        sizes = row[_COLUMNS:]
+            return None, (None,) * len(names)
+        (columns,) = found
+        sizes = columns[_COLUMNS:]
         if rest := names[_SIZES:]:
             more = self._sizes(QUERIES["field_sizes"], address, rest)
             sizes += tuple([more.get(name) for name in rest])
-        return _new(Row, row[:_COLUMNS]), {}, sizes
+        return Row(*columns[:_COLUMNS]), sizes
 
     def _holds(self, apply: Apply, token: str, lease_now: float, refused: bool) -> bool:
         """Return whether the token's lease runs; end or extend it, unless the write is refused."""
@@ -377,9 +372,7 @@ def _as_bytes(query: str, width: int) -> str:
 
 
 #: The position of ``bytes`` in the first row of a query for a whole record.
-_BYTES = 1 + Row._fields.index("bytes")
-_COLUMNS = len(Row._fields)
+_BYTES = 1 + COLUMNS.index("bytes")
+_COLUMNS = len(COLUMNS)
 #: A query for a row reads the sizes of this many fields too.
 _SIZES = 4
-#: Makes a NamedTuple without a call of its constructor, which is a Python function.
-_new = tuple.__new__

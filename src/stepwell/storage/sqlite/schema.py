@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import Any
 
 from stepwell.errors import NewerSchema, StorageUnavailable
-from stepwell.storage.sqlite.columns import Row
+from stepwell.storage.sqlite.columns import COLUMNS
 
 __all__ = ["APPLICATION", "QUERIES", "VERSION", "prepare", "schema"]
 
@@ -28,7 +28,7 @@ def schema() -> str:
 
 
 def _queries() -> dict[str, str]:
-    found = {"columns": ",".join(Row._fields)}
+    found = {"columns": ",".join(COLUMNS)}
     for block in (_FOLDER / "queries.sql").read_text("utf-8").split("-- name: ")[1:]:
         name, _, text = block.partition("\n")
         # apsw finds a prepared statement by a hash of its text, which is computed with every call: keep it short.

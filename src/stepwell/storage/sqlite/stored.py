@@ -62,43 +62,43 @@ def record_of(
     row: Row, fields: dict[str, str], parts: dict[str, str] | None = None, damage: tuple[str, str] | None = None
 ) -> Stored:
     """Return the record of a row, even if it has expired."""
-    number, write, base, written_at, _, _, _, head, tags, _, expires_at, deadline, _, _, queue, _ = row
+    head: str | None = row.head
     if damage is not None:
         # Both are marked: some readers decode only the head, others only the fields.
         head = Damage(*damage, head)
         fields[_DAMAGED] = Damage(*damage)
     return Stored(
-        version=Version(number, write),
-        base=base,
-        written_at=written_at,
+        version=Version(row.number, row.write),
+        base=row.base,
+        written_at=row.written_at,
         head=head,
         fields=fields,
-        tags=tags_of(tags),
-        expires_at=expires_at,
-        deadline=deadline,
+        tags=tags_of(row.tags),
+        expires_at=row.expires_at,
+        deadline=row.deadline,
         parts=parts,
-        queue=queue_of(queue),
+        queue=queue_of(row.queue),
     )
 
 
 def is_sound(address: Sequence[str], row: Row) -> bool:
     """Return whether a row matches its checksum."""
     try:
-        return bool(row[-1] == checksum(address, row[:-1]))
+        return row.checksum == checksum(address, row)
     except struct.error:
         return False
 
 
 def salvaged(row: Row) -> Row:
     """Return the usable columns of a damaged row, so that the record can be replaced or removed."""
-    number, write, base, _, _, _, _, head, tags, *_ = row
+    number: object = row.number
     return Row(
-        number if type(number) is int and 0 <= number < _LARGEST else 0,
-        write if type(write) is str else "",
-        base if type(base) is str else "",
+        number=number if type(number) is int and 0 <= number < _LARGEST else 0,
+        write=row.write if type(row.write) is str else "",
+        base=row.base if type(row.base) is str else "",
         alive=1,
-        head=head if type(head) is str else None,
-        tags=tags if type(tags) is str and tags_of(tags) else None,
+        head=row.head if type(row.head) is str else None,
+        tags=row.tags if type(row.tags) is str and tags_of(row.tags) else None,
     )
 
 
@@ -110,7 +110,7 @@ def contents_of(rows: list[Any]) -> tuple[Row | None, dict[str, str], dict[str, 
     for found in rows:
         kind = found[0]
         if kind == IS_RECORD:
-            row = _new(Row, found[1:])
+            row = Row(*found[1:])
             continue
         name, text = found[1], found[2]
         if type(name) is not str or type(text) is not str:
@@ -147,5 +147,3 @@ _PARTS_DIFFER = ("its parts", "are not the ones that were written")
 _LARGEST = 1 << 62
 #: The first column of the queries for whole records; the rows of parts have another number.
 IS_RECORD, _IS_FIELD = range(2)
-#: Makes a NamedTuple without a call of its constructor, which is a Python function.
-_new = tuple.__new__
