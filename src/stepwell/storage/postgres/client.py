@@ -32,7 +32,6 @@ __all__ = [
     "Pool",
     "PoolSource",
     "PostgresConnection",
-    "RowExists",
     "ServerError",
     "Source",
     "UrlSource",
@@ -88,10 +87,6 @@ def split_url(url: str) -> SplitResult:
     except ValueError:
         # The original message may quote the password.
         raise InvalidOption(f"the URL is not valid; {_URL_FORMAT}") from None
-
-
-class RowExists(StorageError):
-    """A statement tried to insert a row that exists already. Nothing was written."""
 
 
 class Source(ABC):
@@ -424,8 +419,6 @@ def _translated_state(error: asyncpg.PostgresError, state: str, server: str, sen
         return StorageUnavailable(f"{server} rejected this call: {error.args[0]}", sent=False)
     if state.startswith(("08", "57P", "25P03")):
         return StorageUnavailable(f"{server} ended the connection: {error.args[0]}", sent=sent)
-    if state == "23505":
-        return RowExists(f"a row exists in {server} already; nothing was written")
     if state in ("42P01", "42883", "3F000"):
         return StorageError(
             f"the tables of this storage are missing from {server}; close and open it to create them again"

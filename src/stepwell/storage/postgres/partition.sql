@@ -75,5 +75,7 @@ begin
     foreach v_view in array v_views loop
         execute v_view;
     end loop;
+    -- Sessions that have run it know the types of the old tables.
+    execute pg_get_functiondef(format('%s.run_batch', v_schema)::regproc);
 end
 $$;

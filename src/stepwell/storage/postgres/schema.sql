@@ -102,11 +102,8 @@ create table @schema@.journal (
     number bigint not null,
     used_at timestamptz not null,
     id text collate "C" primary key,
-    -- Simple writes: their positions in the batch and their new versions.
-    done bigint[],
-    done_versions bigint[],
-    -- Other writes, by position. Writes and bases only where they differ from those of the batch.
-    codes smallint[],
+    -- By position. Codes of writes that were refused; writes and bases only where they differ from those of the batch.
+    codes text[],
     versions bigint[],
     writes text[],
     bases text[]

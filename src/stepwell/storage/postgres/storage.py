@@ -18,15 +18,13 @@ from stepwell.storage.postgres.client import (
     Pool,
     PoolSource,
     PostgresConnection,
-    RowExists,
     Source,
     UrlSource,
 )
-from stepwell.storage.postgres.fast_path import FastPath
 from stepwell.storage.postgres.hosts import PrimarySource, hosts_of
 from stepwell.storage.postgres.notices import PostgresChannel
 from stepwell.storage.postgres.places import PlaceIndex, filters
-from stepwell.storage.postgres.rows import COLUMNS, STORED, columns, escaped, results, stored
+from stepwell.storage.postgres.rows import STORED, addresses_json, escaped, results, stored
 from stepwell.storage.postgres.schema import checked, checked_partitions, create
 from stepwell.storage.queue_text import END
 from stepwell.storage.transport.batch import Batch, check_patience
@@ -53,7 +51,7 @@ class PostgresStorage(Storage):
     """Stores records in a schema of a PostgreSQL database, shared by any number of workers.
 
     ``source`` is a URL, or an ``asyncpg.Pool``, which is never closed. A URL may name several servers, of which the
-    storage uses the one that accepts writes, and follows a promotion. With a URL the storage opens up to five
+    storage uses the one that accepts writes, and follows a promotion. With a URL the storage opens up to three
     connections, one more while it listens for notices, and one more while it counts. Use ``prepared_statements=False``
     with PgBouncer. A call takes at most ``timeout`` seconds; calls that do not reach the server are retried for
     ``patience`` seconds.
@@ -84,18 +82,14 @@ class PostgresStorage(Storage):
     ) -> None:
         super().__init__(limits=limits, clock=clock, ids=ids, sweep_every=sweep_every, patience=patience)
         options = Options(timeout=timeout, connect_timeout=connect_timeout, prepared_statements=prepared_statements)
-        # A batch is one statement, or two if the fast path cannot run it.
-        check_patience(patience, connect_timeout + 2 * timeout)
+        check_patience(patience, connect_timeout + timeout)
         self.schema = schema
         self._partitions = checked_partitions(partitions)
         self._timeout = timeout
         self._quoted = checked(schema)
         self._source = _source(source, options)
-        #: One connection per lane. Each half of the keys has its own lanes, so that the server works on one batch
-        #: while the client prepares another.
-        self._connections = {
-            (writes, half): PostgresConnection(self._source, options) for writes in (True, False) for half in (0, 1)
-        }
+        #: One connection per lane: for writes, which wait for the disk, and for all other operations.
+        self._connections = {writes: PostgresConnection(self._source, options) for writes in (True, False)}
         #: For everything else: creating tables, listing and sweeping.
         self._other = PostgresConnection(self._source, options)
         #: For counts, which take longer than other calls.
@@ -104,10 +98,7 @@ class PostgresStorage(Storage):
         self._wake_key = ("postgresql", self._source.server if isinstance(source, str) else source, schema)
         if notices:
             self._channel = PostgresChannel(self._source, options, self._other, schema)
-        parameters = ", ".join(f"${n}" for n in range(1, COLUMNS + 6))
-        self._run_batch_sql = f"select * from {self._quoted}.run_batch({parameters})"  # noqa: S608 checked and quoted
-        # The plans of the fast path need the planner settings of our own connections.
-        self._fast_path = FastPath(self._quoted) if self._source.lock_timeout is None else None
+        self._run_batch_sql = f"select * from {self._quoted}.run_batch($1, $2, $3, $4, $5, $6)"  # noqa: S608 checked
         #: Numbers each attempt to send a batch without writes.
         self._sent = 0
         #: Looks for a promotion, if the URL names several servers.
@@ -161,52 +152,35 @@ class PostgresStorage(Storage):
             await connection.close()
 
     def lane_of(self, operation: Operation) -> Hashable:
-        # One of two lanes: while the server works on one, this process works on the other.
-        return type(operation) is Apply, hash(operation.address) & 1
+        return type(operation) is Apply
 
     async def run(self, operations: Sequence[Operation]) -> list[Result]:
         if not operations:
             return []
-        kinds = {*map(type, operations)}
-        writes = Apply in kinds
+        writes = any(type(operation) is Apply for operation in operations)
         lane, number = None, 0
-        if isinstance(operations, Batch) and kinds != {Get}:
+        if isinstance(operations, Batch) and any(type(operation) is not Get for operation in operations):
             lane, number = operations.lane, operations.number
             if not writes:
                 # Each attempt has its own number, so that a message that arrives late claims nothing.
                 self._sent = number = self._sent + 1
-        connection = self._connections[writes, hash(operations[0].address) & 1]
         # The last batches of a lane are sent while the storage closes, so they must not wait for that.
         if self._closing is None and self._loop is not asyncio.get_running_loop():
             await self.ensure_open()
         now = None if self.clock is None else self.clock()
-        fast_path = None if lane is None else self._fast_path
-        claimed = False
+        # All batches lock their rows in this order.
+        order = sorted(range(len(operations)), key=lambda at: operations[at].address)
+        batch = [operations[at] for at in order]
         try:
-            if fast_path is not None and (statement := fast_path.statement(operations)) is not None:
-                sql, args, results_of = statement
-                try:
-                    rows = await connection.fetch(sql, lane, number, now, *args)
-                except RowExists:
-                    fast_path.parts.expect_existing()
-                    rows = []
-                found = results_of(operations, rows)
-                if found is not None:
-                    return found
-                if not writes:
-                    claimed = bool(rows)
-                    self._sent = number = self._sent + 1
-            args = (lane, number, now, self._source.lock_timeout, *columns(operations))
-            rows = await connection.fetch(self._run_batch_sql, *args)
+            text = addresses_json(batch)
+            rows = await self._connections[writes].fetch(
+                self._run_batch_sql, lane, number, now, self._source.lock_timeout, writes, text
+            )
         except UnicodeEncodeError:
             raise EncodeError("a tag or a name", "str", "contains a lone surrogate; clean the text") from None
-        except StorageUnavailable as error:
-            # The fast path may have claimed some records, which must be released.
-            error.sent = error.sent or claimed
-            raise
-        found = results(operations, rows)
-        if fast_path is not None and not writes:
-            fast_path.remember(operations, found)
+        found: list[Result] = [None] * len(operations)
+        for at, result in zip(order, results(batch, rows), strict=True):
+            found[at] = result
         return found
 
     async def page(self, query: Query, after: Any, limit: int) -> Page:
@@ -426,7 +400,7 @@ class PostgresStorage(Storage):
         )
         return {
             "backend": "postgres",
-            "prepared_statements": self._fast_path is not None,
+            "prepared_statements": self._source.lock_timeout is None,
             **dict(row),
             "partitions_wanted": self._partitions,
             "schema_name": self.schema,

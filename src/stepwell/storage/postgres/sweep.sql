@@ -34,15 +34,7 @@ begin
                 flow = null, state = null, head = null, data = '{}', large = null
                 where r_.namespace = r.namespace and r_.key = r.key;
         else
-            delete from @schema@.records r_ where r_.namespace = r.namespace and r_.key = r.key;
-            if r.tags <> '{}' then
-                delete from @schema@.tagged g
-                    where g.key = r.key
-                        and g.hash = any (array(select @schema@.tag_hash(r.namespace, x.tag) from unnest(r.tags) x(tag)));
-            end if;
-            if r.memo_until > 0 then
-                delete from @schema@.memos m where m.namespace = r.namespace and m.key = r.key;
-            end if;
+            perform @schema@.remove_row(r.namespace, r.key, r.tags, r.memo_until > 0);
         end if;
         namespace := r.namespace;
         key := r.key;
