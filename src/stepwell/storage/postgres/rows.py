@@ -138,10 +138,11 @@ def _apply_row(apply: Apply) -> dict[str, Any]:
         row["chosen"] = _chosen(change.drop)
     if change.parts:
         escaped_parts = {escaped_part(name): body for name, body in change.parts.items()}
-        row["parts"] = parts = {name: body for name, body in escaped_parts.items() if body is not None}
+        parts = {name: body for name, body in escaped_parts.items() if body is not None}
+        if parts:
+            row["part_names"], row["part_bodies"] = list(parts), list(parts.values())
         if len(parts) < len(escaped_parts):
             row["no_parts"] = [name for name, body in escaped_parts.items() if body is None]
-            row["parts"] = parts or None
         row["parts_size"] = parts_size = sum([weight(name, body) for name, body in parts.items()])
         size += parts_size
     row["size"] = size

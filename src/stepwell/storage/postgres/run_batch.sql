@@ -89,7 +89,7 @@ create type @schema@.operation as (
     wants_record boolean,
     write text,
     memo text,
-    tags jsonb,
+    tags text[],
 
     -- Of a write.
     replace boolean,
@@ -102,9 +102,10 @@ create type @schema@.operation as (
     head text,
     data jsonb,
     large jsonb,
-    unset jsonb,
-    parts jsonb,
-    no_parts jsonb,
+    unset text[],
+    part_names text[],
+    part_bodies text[],
+    no_parts text[],
     -- infinity: none
     deadline double precision,
     expiry double precision,
@@ -176,7 +177,6 @@ declare
     v_anew boolean;
     v_dropped boolean;
     v_names text[];
-    v_tags text[];
     v_size bigint;
     v_all bigint;
     -- The size of the parts that a write deletes or replaces.
@@ -380,10 +380,8 @@ begin
                     v_freed := 0;
                     if r.has_parts and v_dropped then
                         v_freed := r.parts_size;
-                    elsif r.has_parts and (op.parts is not null or op.no_parts is not null or op.chosen is not null) then
-                        v_names := array(
-                            select jsonb_object_keys(op.parts) union all select jsonb_array_elements_text(op.no_parts)
-                        );
+                    elsif r.has_parts and (op.part_names is not null or op.no_parts is not null or op.chosen is not null) then
+                        v_names := coalesce(op.part_names || op.no_parts, '{}');
                         select coalesce(sum(weight), 0) into v_freed
                             from @schema@.parts where namespace = r.namespace and key = r.key and name = any (v_names);
                         if op.chosen is not null then
@@ -394,10 +392,8 @@ begin
                     v_names := null;
                     if op.large is not null or op.unset is not null or r.large is not null then
                         v_names := array(
-                            select jsonb_object_keys(op.data)
-                            union all select jsonb_object_keys(op.large)
-                            union all select jsonb_array_elements_text(op.unset)
-                        );
+                            select jsonb_object_keys(op.data) union all select jsonb_object_keys(op.large)
+                        ) || op.unset;
                     end if;
                     v_size := op.size + case when v_dropped then 0 else r.size - v_freed end;
                     if v_size > op.allowed then
@@ -440,8 +436,7 @@ begin
                         end if;
                         if op.kind = 'forget' then
                             -- The given tags too, in case the stored ones are damaged.
-                            v_tags := array(select jsonb_array_elements_text(op.tags)) || r.tags;
-                            perform @schema@.untag(r.namespace, r.key, v_tags);
+                            perform @schema@.untag(r.namespace, r.key, op.tags || r.tags);
                             delete from @schema@.memos where namespace = r.namespace and key = r.key;
                             r.memo := null;
                             r.memo_until := 0;
@@ -483,30 +478,29 @@ begin
                             delete from @schema@.parts
                                 where namespace = r.namespace and key = r.key
                                     -- With a join, the planner may read all parts of the record.
-                                    and name = any (array(
-                                        select jsonb_array_elements_text(op.no_parts)
-                                        union all select p.name from @schema@.parts_of(r.namespace, r.key, op.chosen) p
+                                    and name = any (op.no_parts || array(
+                                        select p.name from @schema@.parts_of(r.namespace, r.key, op.chosen) p
                                     ));
                         end if;
-                        if op.parts is not null then
+                        if op.part_names is not null then
                             insert into @schema@.parts (namespace, key, name, weight, body)
-                                select r.namespace, r.key, n.key, octet_length(n.key) + octet_length(n.value), n.value
-                                from jsonb_each_text(op.parts) n
+                                select r.namespace, r.key, n.name, octet_length(n.name) + octet_length(n.body), n.body
+                                from unnest(op.part_names, op.part_bodies) n(name, body)
                                 on conflict (namespace, key, name)
                                     do update set weight = excluded.weight, body = excluded.body;
                         end if;
-                        if r.has_parts or op.parts is not null then
-                            r.has_parts := not v_dropped or op.parts is not null;
+                        if r.has_parts or op.part_names is not null then
+                            r.has_parts := not v_dropped or op.part_names is not null;
                             r.parts_size := r.parts_size - v_freed + coalesce(op.parts_size, 0);
                         end if;
                         if v_anew or op.tags is not null then
-                            v_tags := array(select jsonb_array_elements_text(op.tags));
-                            if v_tags <> r.tags then
+                            op.tags := coalesce(op.tags, '{}');
+                            if op.tags <> r.tags then
                                 perform @schema@.untag(r.namespace, r.key, r.tags);
                                 insert into @schema@.tagged (hash, key)
-                                    select distinct @schema@.tag_hash(r.namespace, u.tag), r.key from unnest(v_tags) u(tag)
+                                    select distinct @schema@.tag_hash(r.namespace, u.tag), r.key from unnest(op.tags) u(tag)
                                     on conflict do nothing;
-                                r.tags := v_tags;
+                                r.tags := op.tags;
                             end if;
                         end if;
                         if v_anew then
