@@ -13,11 +13,11 @@ from aiogram.fsm.storage.base import BaseEventIsolation, BaseStorage, StateType,
 from stepwell import Storage
 from stepwell.adapters.aiogram.claims import ClaimedRecords, HandlerClaim
 from stepwell.adapters.aiogram_records import address_of, tags_of
+from stepwell.adapters.framework.claims import check_waiting
 from stepwell.adapters.framework.retry import PATIENCE
 from stepwell.adapters.framework.states import place_of, state_name
 from stepwell.adapters.framework.storage import AdapterStorage
-from stepwell.engine import check_name, quoted
-from stepwell.errors import InvalidOption
+from stepwell.engine import check_name
 from stepwell.options import check_instance, check_number
 
 __all__ = ["StepwellIsolation", "StepwellStorage"]
@@ -97,10 +97,7 @@ class StepwellIsolation(BaseEventIsolation):
     ) -> None:
         if isinstance(storage, StepwellStorage):
             name, storage = storage._name, storage.storage
-        if not lease > 0 or wait < 0:
-            raise InvalidOption(
-                f"lease must be above 0 and wait not negative, got lease={quoted(lease)}, wait={quoted(wait)}"
-            )
+        check_waiting(wait, lease)
         check_number(patience, "patience must not be negative, got {}", least=0)
         # Of this and the ``StepwellStorage``, the one that opened the storage closes it.
         self._storage = AdapterStorage(storage)

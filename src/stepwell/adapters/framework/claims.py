@@ -8,9 +8,10 @@ from typing import Any
 
 from stepwell import Storage
 from stepwell.adapters.framework.retry import PATIENCE, retry_until_free
-from stepwell.engine import Slot
+from stepwell.engine import Slot, quoted
+from stepwell.options import check_number
 
-__all__ = ["HeldRecords"]
+__all__ = ["HeldRecords", "check_waiting"]
 
 
 class HeldRecords:
@@ -50,3 +51,10 @@ class HeldRecords:
         for slot in self.slots.values():
             stack.push_async_exit(slot)
         return stack
+
+
+def check_waiting(wait: float, lease: float) -> None:
+    """Raise ``InvalidOption`` unless these can be the options of claims."""
+    message = f"lease must be above 0 and wait not negative, got lease={quoted(lease)}, wait={quoted(wait)}"
+    check_number(lease, message, above=0)
+    check_number(wait, message, least=0)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast, overload
 from telegram.ext import BasePersistence, ContextTypes, PersistenceInput
 
 from stepwell import Storage
+from stepwell.adapters.framework.claims import check_waiting
 from stepwell.adapters.framework.storage import AdapterStorage
 from stepwell.adapters.ptb.entries import BOT, CHAT, USER, EntryRecords
 from stepwell.adapters.ptb.keyboards import CallbackData, KeyboardRecords
 from stepwell.adapters.ptb.objects import bot_of_objects
 from stepwell.adapters.ptb.states import ConversationKey, field_of, home_of, key_text, open_state, pack_state
-from stepwell.engine import decode_key, quoted
-from stepwell.errors import InvalidOption
+from stepwell.engine import decode_key
 
 if TYPE_CHECKING:
     from stepwell.adapters.ptb.claims import UpdateClaim
@@ -84,10 +84,7 @@ class StepwellPersistence(BasePersistence[UD, CD, BD]):
         wait: float = 60.0,
         lease: float = 30.0,
     ) -> None:
-        if not lease > 0 or wait < 0:
-            raise InvalidOption(
-                f"lease must be above 0 and wait not negative, got lease={quoted(lease)}, wait={quoted(wait)}"
-            )
+        check_waiting(wait, lease)
         super().__init__(store_data=store_data, update_interval=update_interval)
         self._storage = AdapterStorage(storage)
         self.context_types: ContextTypes[Any, UD, CD, BD] = cast(

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING, Any, get_args
 
-from stepwell._secrets import quoted
 from stepwell.codec import check_name
 from stepwell.errors import InvalidOption, UnknownSchedule
 from stepwell.nodes.graph.base_flow import BaseFlow
 from stepwell.nodes.schedules import stored
 from stepwell.nodes.schedules.stored import ScheduleStatus
 from stepwell.nodes.schedules.ticks import Missed, Timing
-from stepwell.options import check_choice, check_instance
+from stepwell.options import check_choice, check_instance, check_text
 from stepwell.record import SCHEDULES
 from stepwell.storage.state_storage import default_storage
 from stepwell.storage.urls import as_storage
@@ -44,8 +43,7 @@ class Schedule:
         self.name: str = flow._title() if name is None else name
         self.missed: Missed = missed
         self.shared: dict[str, Any] = {} if shared is None else _checked_shared(shared)
-        if not isinstance(self.name, str) or not self.name:
-            raise InvalidOption(f"name={quoted(name)}: give a schedule a non-empty name")
+        check_text(self.name, "name={}: give a schedule a non-empty name")
         check_name("the schedule", self.name)
 
     async def declare(self, storage: Storage, *, replace: bool = False) -> None:
@@ -194,9 +192,8 @@ class Schedules:
             await stored.change(slot, changes)
 
 
-def _checked_shared(shared: object) -> dict[str, Any]:
-    if not isinstance(shared, Mapping):
-        raise InvalidOption(f"shared={quoted(shared)}: give a dict")
+def _checked_shared(shared: Any) -> dict[str, Any]:
+    check_instance(shared, Mapping, "shared={}: give a dict")
     return dict(shared)
 
 

@@ -12,7 +12,7 @@ from stepwell._secrets import quoted
 from stepwell.codec import Seal, address_of, check_name, encode_key, encode_namespace
 from stepwell.codec.large import open_data, seal_data
 from stepwell.errors import CorruptRecord, InvalidOption, KeyMissing, RecordExists, StepwellError, VersionChanged
-from stepwell.options import check_instance
+from stepwell.options import check_instance, check_number
 from stepwell.record import (
     INBOX,
     KEEP,
@@ -84,8 +84,8 @@ class Facade(ABC):
             raise InvalidOption(
                 f"init() has no option {', '.join(map(quoted, sorted(unknown)))}; it takes ttl and limits"
             )
-        if ttl is not None and ttl is not KEEP and not (isinstance(ttl, int | float) and ttl > 0):
-            raise InvalidOption(f"ttl must be a positive number of seconds or None, not {quoted(ttl)}")
+        if ttl is not KEEP:
+            check_number(ttl, "ttl must be a positive number of seconds or None, not {}", above=0, optional=True)
         check_instance(limits, Limits, "limits must be a Limits(...), not {}", optional=True)
         namespace = encode_namespace(bot, self.limits)
         if ttl is None:
