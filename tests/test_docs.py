@@ -9,6 +9,7 @@ import pytest
 
 from tests.backends.postgres import Postgres
 from tests.backends.redis import Redis
+from tests.docs import tree
 from tests.docs.links import anchors, broken
 from tests.docs.page import PAGES, ROOT, commands, localised, name_of, run_page, servers, snippets
 
@@ -63,8 +64,15 @@ def test_the_readme_has_snippets() -> None:
 def test_every_path_in_the_architecture_page_exists() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     paths = set(re.findall(r"`((?:[a-z_]+/)+(?:[a-z_0-9]+\.(?:py|lua|sql))?)`", page))
-    assert len(paths) > 30
+    assert len(paths) > 20
     assert [path for path in sorted(paths) if not (ROOT / "src" / "stepwell" / path).exists()] == []
+
+
+def test_the_tree_of_the_architecture_page_fits_on_a_screen_and_is_that_of_the_packages() -> None:
+    assert tree.shown() == tree.tree(), "run: python -m tests.docs.tree"
+    shown = tree.shown().splitlines()
+    assert len(shown) <= 70
+    assert [line for line in shown if len(line) > tree.LINE] == []
 
 
 PAGE = """<!-- servers: redis, postgres -->

@@ -1,4 +1,4 @@
-"""Secrets in texts and in refused values: URLs with passwords, tokens, keys, and fields with telling names."""
+"""Hides secrets in texts and in refused values: URLs with passwords, tokens, keys."""
 
 from __future__ import annotations
 

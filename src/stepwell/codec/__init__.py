@@ -1,4 +1,4 @@
-"""Encoding of values and keys as text: plain JSON where JSON is exact, tagged JSON otherwise, never pickle."""
+"""Values and keys as text: plain JSON where JSON is exact, tagged JSON otherwise, never pickle."""
 
 from stepwell.codec.keys import address_of, check_name, decode_key, decode_namespace, encode_key, encode_namespace
 from stepwell.codec.seal import Seal

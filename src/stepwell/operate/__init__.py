@@ -1,1 +1,1 @@
-"""Reads and edits the records and runs in a storage, for the command line and other tools of an operator."""
+"""Reads and edits the records and runs in a storage, for the tools of an operator."""

@@ -1,4 +1,4 @@
-"""aiogram 3: keep its FSM in a Stepwell storage, or use Stepwell's conversations in its handlers.
+"""aiogram 3: its states in a Stepwell storage, or Stepwell's conversations in its handlers.
 
 Keep an existing bot as it is, and change only where its states are stored::
 

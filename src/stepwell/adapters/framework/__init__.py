@@ -1,1 +1,1 @@
-"""What the adapters of bot frameworks share: records and conversations under the claim of a handler, retries."""
+"""What the adapters of bot frameworks share: records under the claim of a handler, retries."""

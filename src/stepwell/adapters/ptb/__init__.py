@@ -1,4 +1,4 @@
-"""python-telegram-bot 22: keep its conversations and data in a Stepwell storage, or use Stepwell's conversations.
+"""python-telegram-bot 22: its conversations and data in a Stepwell storage, or Stepwell's own.
 
 Keep an existing bot as it is, import ``ConversationHandler`` from here, and change where its data is stored::
 

@@ -1,4 +1,4 @@
-"""telebot (pyTelegramBotAPI): keep its states in a Stepwell storage, or use Stepwell's conversations in its handlers.
+"""telebot (pyTelegramBotAPI): its states in a Stepwell storage, or Stepwell's conversations.
 
 Keep an existing bot as it is, and change only where its states are stored::
 

@@ -1,1 +1,1 @@
-"""The commands that run a bot: against Telegram, in the playground, or with the local Bot API."""
+"""Commands that run a bot: against Telegram, in the playground, with the local Bot API."""

@@ -1,4 +1,4 @@
-"""The demo: the registration bot in the playground and the terminal, or a scripted chat without a terminal."""
+"""The demo: the registration bot in the playground and the terminal, or a scripted chat."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The commands that read and change records: listed, shown, changed, copied, imported and encrypted."""
+"""Commands that read and change records: list, show, edit, copy, import, encrypt."""

@@ -1,1 +1,1 @@
-"""The commands that read and change runs of node flows, and their schedules."""
+"""Commands that read and change runs of node flows, and their schedules."""

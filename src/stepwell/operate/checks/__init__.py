@@ -1,4 +1,4 @@
-"""Checks of the settings of each backend. They read what ``Storage.settings`` returns, and import no driver."""
+"""Checks of the settings of each backend, without its driver."""
 
 from __future__ import annotations
 

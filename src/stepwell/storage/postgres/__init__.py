@@ -1,4 +1,4 @@
-"""PostgreSQL."""
+"""PostgreSQL: a batch is one call of a function on the server."""
 
 from stepwell.storage.postgres.storage import PostgresStorage
 

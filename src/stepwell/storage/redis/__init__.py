@@ -1,4 +1,4 @@
-"""Redis and Valkey, single server or Cluster."""
+"""Redis and Valkey, a single server, Sentinel or Cluster: a batch is one Lua script."""
 
 from stepwell.storage.redis.storage import RedisStorage
 

@@ -1,4 +1,4 @@
-"""One SQLite file on one machine."""
+"""One SQLite file on one machine: a batch is one transaction in a thread."""
 
 from stepwell.storage.sqlite.storage import SQLiteStorage
 

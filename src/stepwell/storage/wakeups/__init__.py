@@ -1,4 +1,4 @@
-"""Wake-ups: between the tasks of this process, and between processes over the server of a storage."""
+"""Wake-ups: between the tasks of this process, and between processes over a server."""
 
 from stepwell.storage.wakeups.local import (
     LONGEST_TOPIC,

@@ -1,4 +1,4 @@
-"""The storage contract as a pytest suite: subclass it, supply a storage, and each promise is a test.
+"""The storage contract as a pytest suite: subclass it and supply a storage.
 
     class TestMyStorage(StorageContract):
         def open_storage(self, clock):
