@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from stepwell import Storage, open_storage
-from stepwell.storage.redis.cluster import _SLOTS
+from stepwell.storage.redis.cluster import SLOTS
 from stepwell.storage.redis.wire import tag_of
 from tests.reliability.dose import dose, seeded
 from tests.reliability.failovers import LONGER, Prober, check_totals, longest_pause, pause_of, progress
@@ -91,7 +91,7 @@ async def load(cluster: RedisCluster, workers: Workers, prefix: str, stop: Path)
 
 def tags_of(cluster: RedisCluster, node: RedisServer) -> set[int]:
     """Return the hash tags of a master."""
-    return {tag for tag, port in enumerate(cluster.ports_of(_SLOTS)) if port == node.port}
+    return {tag for tag, port in enumerate(cluster.ports_of(SLOTS)) if port == node.port}
 
 
 async def until(done: Callable[[], bool]) -> None:
@@ -168,7 +168,7 @@ async def replace_master(
     cluster: RedisCluster, users: Load, tag: int, fault: Fault, repair: Callable[[RedisServer], Any], what: str
 ) -> None:
     """Let a replica take over from the master of a hash tag, and check how long users waited."""
-    master = cluster.master_of(_SLOTS[tag])
+    master = cluster.master_of(SLOTS[tag])
     replica = cluster.replica_of(master)
     tags = tags_of(cluster, master)
     prober = Prober([master, replica], f"{{{tag:02}}}probe")
@@ -193,7 +193,7 @@ async def test_a_slow_node_under_load_delays_its_own_users_only(
     async with load(cluster, workers, "slow", tmp_path / "stop") as users:
         for number in range(dose("STOPS", 1, 10)):
             await users.progress(3)
-            master = cluster.master_of(_SLOTS[choose.choice(sorted(users.tags.values()))])
+            master = cluster.master_of(SLOTS[choose.choice(sorted(users.tags.values()))])
             tags = tags_of(cluster, master)
             begun = time.monotonic()
             master.process.pause()
@@ -218,7 +218,7 @@ async def test_slots_that_move_to_a_new_node_under_load_lose_and_repeat_nothing(
             present = sorted(set(users.tags.values()))
             other = choose.choice(sorted(set(present) - tags_of(cluster, added)))
             moved = choose.sample([tag for tag in present if tag != other], dose("SLOTS", 3, 16))
-            target = added if number % 2 == 0 else cluster.master_of(_SLOTS[other])
+            target = added if number % 2 == 0 else cluster.master_of(SLOTS[other])
             # All nodes write their configuration to the disk for each slot, and answer nobody meanwhile.
             prober = Prober(cluster.nodes, f"{{{other:02}}}probe")
             try:
@@ -227,7 +227,7 @@ async def test_slots_that_move_to_a_new_node_under_load_lose_and_repeat_nothing(
                 longest = 0.0
                 for tag in moved:
                     start = time.monotonic()
-                    await asyncio.to_thread(cluster.move_slot, _SLOTS[tag], target, atomic=way == "atomic")
+                    await asyncio.to_thread(cluster.move_slot, SLOTS[tag], target, atomic=way == "atomic")
                     longest = max(longest, time.monotonic() - start)
                 await users.progress(2, prober)
                 what = f"resharding {number + 1}, the slowest of {len(moved)} slots"

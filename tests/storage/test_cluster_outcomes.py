@@ -15,7 +15,8 @@ from stepwell.record import Change
 from stepwell.slot import Slot
 from stepwell.slot.waiters import turn_of
 from stepwell.storage import Applied, Apply, Claim, Claimed, Get
-from stepwell.storage.redis.cluster import _SLOTS, ClusterNode
+from stepwell.storage.redis.cluster import SLOTS
+from stepwell.storage.redis.server import Node
 from stepwell.storage.redis.wire import TAGS, tag_of
 from stepwell.storage.transport.batch import Batch
 from tests.servers.proxy import Proxy
@@ -34,8 +35,8 @@ def masters() -> Iterator[RedisCluster]:
     cluster.stop()
 
 
-def _node(storage: Storage, key: int) -> ClusterNode:
-    node: ClusterNode = storage._server.owners[tag_of(storage.address(BOT, key))]  # type: ignore[attr-defined]
+def _node(storage: Storage, key: int) -> Node:
+    node: Node = storage._server.owners[tag_of(storage.address(BOT, key))]  # type: ignore[attr-defined]
     return node
 
 
@@ -57,7 +58,7 @@ async def _gathered(calls: list[Awaitable[Any]]) -> list[Any]:
 
 
 async def test_only_the_writes_that_were_sent_to_a_silent_node_have_an_unknown_outcome(masters: RedisCluster) -> None:
-    url = masters.url("?prefix=silent&patience=1&timeout=1.5")
+    url = masters.url("?prefix=silent&patience=3&timeout=1.5")
     async with open_storage(url, sweep_every=None) as storage:
         skip_key_checks(storage, BOT)
         by_node = _keys_by_node(storage)
@@ -140,8 +141,8 @@ async def test_a_moving_slot_does_not_delay_the_other_slots_of_its_node(masters:
         port = _node(storage, 0).port
         others = [key for key in _keys_by_node(storage)[port] if _tag(storage, key) != _tag(storage, 0)]
         await _update(storage, 0)
-        with _slot_between_nodes(masters, _SLOTS[_tag(storage, 0)]) as (source, target):
-            keys = source.execute_command("CLUSTER", "GETKEYSINSLOT", _SLOTS[_tag(storage, 0)], 100)
+        with _slot_between_nodes(masters, SLOTS[_tag(storage, 0)]) as (source, target):
+            keys = source.execute_command("CLUSTER", "GETKEYSINSLOT", SLOTS[_tag(storage, 0)], 100)
             source.execute_command("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *keys)
             moving = asyncio.create_task(_update(storage, 0))
             for _ in range(3):
@@ -171,12 +172,12 @@ async def test_writes_follow_a_moved_slot_even_if_their_lane_is_never_idle(maste
 
         keys = [0, 0, 0, *_keys_by_node(storage)[port][:10]]
         loads = [asyncio.create_task(load(key)) for key in keys]
-        with _slot_between_nodes(masters, _SLOTS[_tag(storage, 0)]) as (source, target):
-            found = source.execute_command("CLUSTER", "GETKEYSINSLOT", _SLOTS[_tag(storage, 0)], 100)
+        with _slot_between_nodes(masters, SLOTS[_tag(storage, 0)]) as (source, target):
+            found = source.execute_command("CLUSTER", "GETKEYSINSLOT", SLOTS[_tag(storage, 0)], 100)
             if found:
                 source.execute_command("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *found)
         write = _merge(storage, 0)
-        await _until(lambda: storage.lane_of(write) == ("writes", ClusterNode("127.0.0.1", target.port)))
+        await _until(lambda: storage.lane_of(write) == ("writes", Node("127.0.0.1", target.port)))
         count = made
         await _until(lambda: made > count + 50)
         stop.set()
@@ -202,7 +203,7 @@ async def test_a_call_to_a_node_that_lost_its_slots_is_sent_to_the_new_node_befo
         async with Proxy(_node(storage, 1).port) as proxy:
             proxy.fall_silent()
             # As if this node had been replaced while it did not answer.
-            storage._server.owners[_tag(storage, 1)] = ClusterNode("127.0.0.1", proxy.port)  # type: ignore[attr-defined]
+            storage._server.owners[_tag(storage, 1)] = Node("127.0.0.1", proxy.port)  # type: ignore[attr-defined]
             async with asyncio.timeout(30):
                 assert await storage.update_data(BOT, 1, {"m": 1}) == {"n": 1, "m": 1}
             assert proxy.round_trips
@@ -241,7 +242,7 @@ async def test_a_call_for_several_hash_tags_does_not_touch_half_moved_records(ma
     async with open_storage(masters.url("?prefix=halves"), sweep_every=None) as storage:
         writes = _writes_of_a_node(storage)
         first = await storage.run(Batch.of(writes, "lane", 1))
-        slot = _SLOTS[tag_of(writes[0].address)]
+        slot = SLOTS[tag_of(writes[0].address)]
         with _slot_between_nodes(masters, slot) as (source, target):
             keys = source.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 100)
             index = [key for key in keys if ":k:" in key]
@@ -305,9 +306,9 @@ async def test_a_write_and_a_claim_of_a_hash_tag_whose_slot_has_moved_follow_it(
             tag = tag_of(written)
             claimed = next(each for n in range(1, 9999) if tag_of(each := storage.address(BOT, n)) == tag)
             await storage.update_data(BOT, 0, {"n": 1})
-            source = cluster.master_of(_SLOTS[tag])
+            source = cluster.master_of(SLOTS[tag])
             target = next(node for node in cluster.nodes if node is not source)
-            await asyncio.to_thread(cluster.move_slot, _SLOTS[tag], target)
+            await asyncio.to_thread(cluster.move_slot, SLOTS[tag], target)
             outcomes = await asyncio.gather(
                 storage.perform(Apply(written, Change(write=storage.ids(), set={}))),
                 storage.perform(Claim(claimed, "token", 5.0)),

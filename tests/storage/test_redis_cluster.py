@@ -30,7 +30,8 @@ from stepwell.slot import Slot
 from stepwell.storage import Apply, Claim, Claimed, Release, Result, observers
 from stepwell.storage.observers import RunBatch
 from stepwell.storage.redis import RedisStorage
-from stepwell.storage.redis.cluster import _SLOTS, ClusterNode
+from stepwell.storage.redis.cluster import SLOTS
+from stepwell.storage.redis.server import Node
 from stepwell.storage.redis.wire import tag_of
 from stepwell.storage.transport.batch import Batch
 from tests.fsm.conftest import Form, message
@@ -130,16 +131,16 @@ async def test_a_cluster_of_one_master_may_fail_over_grow_and_shrink_under_load(
                 replica = cluster.replica_of(cluster.nodes[0])
                 with replica.client() as client:
                     client.execute_command("CLUSTER", "FAILOVER")
-                halves = {("writes", ClusterNode("127.0.0.1", replica.port, half)) for half in (0, 1)}
+                halves = {("writes", Node("127.0.0.1", replica.port, half)) for half in (0, 1)}
                 await until(halves)
                 # Not in a thread: the servers end with the thread that has started them.
                 added = cluster.add_shard()
-                moved = {_SLOTS[_tag(storage, key)] for key in keys[:10]}
+                moved = {SLOTS[_tag(storage, key)] for key in keys[:10]}
                 # One slot stays there: a master without slots becomes a replica.
-                other = next(slot for slot in range(16384) if slot not in _SLOTS)
+                other = next(slot for slot in range(16384) if slot not in SLOTS)
                 for slot in (other, *moved):
                     await asyncio.to_thread(cluster.move_slot, slot, added)
-                await until({("writes", ClusterNode("127.0.0.1", port)) for port in (replica.port, added.port)})
+                await until({("writes", Node("127.0.0.1", port)) for port in (replica.port, added.port)})
                 for slot in moved:
                     await asyncio.to_thread(cluster.move_slot, slot, replica)
                 await until(halves)
@@ -160,23 +161,14 @@ async def test_the_map_of_slots_is_not_taken_from_a_node_that_has_left_the_clust
                 client.execute_command("CLUSTER", "RESET")
             # Each load asks another node first.
             for _ in range(3):
-                await storage._server._load_slots()  # type: ignore[attr-defined]
+                await storage._server.find()  # type: ignore[attr-defined]
                 assert await storage.get_state(BOT, 1) == State("f", "s")
     finally:
         cluster.stop()
 
 
-async def test_the_map_of_slots_is_taken_from_each_node_in_turn() -> None:
-    async with open_storage(the_cluster().url(), sweep_every=None) as storage:
-        asked = set()
-        for _ in the_cluster().nodes:
-            await storage._server._load_slots()  # type: ignore[attr-defined]
-            asked.add(storage._server._known[-1])  # type: ignore[attr-defined]
-        assert {node.port for node in asked} == {server.port for server in the_cluster().nodes}
-
-
 async def test_a_slow_call_to_either_half_of_an_only_master_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepwell.storage.redis.cluster._SLOW", 0.1)
+    monkeypatch.setattr("stepwell.storage.redis.server.SLOW", 0.1)
     cluster = RedisCluster(1)
     try:
         async with open_storage(cluster.url(), sweep_every=None) as storage:
@@ -243,7 +235,7 @@ async def test_a_slot_may_move_under_load_and_nothing_is_lost(own_cluster: Redis
         loads = [asyncio.create_task(load(key)) for key in keys]
         await asyncio.sleep(0.1)
         for _ in range(2):
-            await asyncio.to_thread(_move_slot, own_cluster, _SLOTS[_tag(storage, keys[0])])
+            await asyncio.to_thread(_move_slot, own_cluster, SLOTS[_tag(storage, keys[0])])
             await asyncio.sleep(0.1)
         moving.set()
         await asyncio.gather(*loads)
@@ -262,7 +254,7 @@ async def test_a_claim_that_arrives_late_at_a_node_leases_nothing(patience: floa
         owners = storage._server.owners  # type: ignore[attr-defined]
         async with Proxy(owners[_tag(storage, 1)].port) as proxy:
             # The first call goes through the proxy. When it fails, the storage asks the Cluster again for the owner.
-            owners[_tag(storage, 1)] = ClusterNode("127.0.0.1", proxy.port)
+            owners[_tag(storage, 1)] = Node("127.0.0.1", proxy.port)
             proxy.hold_what = b"EVALSHA"
             claim = Claim(storage.address(BOT, 1), "token", 30.0)
             if patience:
@@ -281,21 +273,21 @@ async def test_a_claim_that_arrives_late_at_a_node_leases_nothing(patience: floa
 async def test_an_answer_to_an_earlier_batch_does_not_let_a_late_claim_through(monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_storage(the_cluster().url(f"?prefix={uuid.uuid4().hex}"), sweep_every=None) as storage:
         one, two = (storage.address(BOT, key) for key in _keys_of_one_tag(storage, 2))
-        send, tag, go = storage._send, tag_of(one), asyncio.Event()  # type: ignore[attr-defined]
+        server, tag, go = storage._server, tag_of(one), asyncio.Event()  # type: ignore[attr-defined]
 
-        async def delayed(*args: Any) -> Any:
-            answers = await send(*args)
+        async def delayed(*args: Any, **options: Any) -> Any:
+            answer = await type(server).evaluate(server, *args, **options)
             await go.wait()
-            return answers
+            return answer
 
         # The tag changes its lane while both are under way, so they use two connections.
-        monkeypatch.setattr(storage, "_send", delayed)
-        earlier = asyncio.create_task(storage.run(Batch.of([Claim(two, "two", 30.0)], "lane", 1)))
-        await asyncio.sleep(0)
-        monkeypatch.setattr(storage, "_send", send)
+        with monkeypatch.context() as patch:
+            patch.setattr(server, "evaluate", delayed)
+            earlier = asyncio.create_task(storage.run(Batch.of([Claim(two, "two", 30.0)], "lane", 1)))
+            await asyncio.sleep(0)
         owners = storage._server.owners  # type: ignore[attr-defined]
         async with Proxy(owners[tag].port) as proxy:
-            owners[tag] = ClusterNode("127.0.0.1", proxy.port)
+            owners[tag] = Node("127.0.0.1", proxy.port)
             proxy.hold_what = b"EVALSHA"
             claim = Claim(one, "one", 30.0)
             with pytest.raises(StorageUnavailable):
@@ -316,12 +308,12 @@ async def test_writes_to_one_address_keep_their_order_while_its_node_changes() -
         tag = _tag(storage, 1)
         async with Proxy(cluster.owners[tag].port) as proxy:
             proxy.fall_silent()
-            cluster.owners[tag] = ClusterNode("127.0.0.1", proxy.port)
+            cluster.owners[tag] = Node("127.0.0.1", proxy.port)
             first = asyncio.create_task(storage.update_data(BOT, 1, {"n": 1}))
             while not proxy.round_trips:
                 await asyncio.sleep(0.001)
             # Another call has found that the address is on another node now.
-            await cluster._load_slots()
+            await cluster.find()
             await asyncio.gather(first, storage.update_data(BOT, 1, {"n": 2}))
             assert await storage.get_data(BOT, 1) == {"n": 2}
             await storage.update_data(BOT, 1, {"n": 3})
@@ -396,7 +388,7 @@ async def test_half_moved_records_are_not_touched(own_cluster: RedisCluster) -> 
     async with open_storage(own_cluster.url("?prefix=half"), sweep_every=None, patience=0.3) as storage:
         for number in range(3):
             await storage.update_data(BOT, 0, {"n": number})
-        slot = _SLOTS[_tag(storage, 0)]
+        slot = SLOTS[_tag(storage, 0)]
         with _slot_between_nodes(own_cluster, slot) as (source, target):
             keys = source.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 100)
             for key in keys:

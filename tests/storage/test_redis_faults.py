@@ -37,8 +37,8 @@ from tests.servers.redis import RedisServer, system_binary, the_cluster, the_ser
 from tests.storage.key_checks import skip_key_checks
 
 BOT = "bot"
-#: A claim among the arguments of the batch script: its letter and the number of arguments that follow, in msgpack.
-CLAIM = b"\xa1C\x03"
+#: The beginning of a claim in the argument of the batch script: a list of five that begins with its letter, in msgpack.
+CLAIM = b"\x95\xa1C"
 
 
 def prefix() -> str:

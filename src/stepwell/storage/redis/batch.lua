@@ -1,51 +1,49 @@
--- Run one batch. Each operation succeeds or fails by itself.
+-- Run one batch.
 --
--- KEYS: "-", the journal, then the record of each operation. All have one hash tag.
--- ARGV: now, width, and the other arguments as one msgpack array: the number of the batch (0: none), how to use the
--- journal, then for each operation its letter, the number of arguments that follow, and these. Returns now and a result
--- for each operation.
---
--- A call for several hash tags of one node has no KEYS. Its other arguments: the lane, the number of the batch for its
--- journals, that for its fences, then for each hash tag how to use the journal, the number of operations, their records, and
--- the operations as above. Returns now and a result for each operation. Each hash tag succeeds or fails by itself: if it
--- fails, its results are the text of an error.
+-- ARGV: the id of the lane, the number of the batch for its journals, that for its fences (0: none), and groups. The
+-- operations of a group have one hash tag, and a journal or a fence of their own. A group is a list: how to use these, the
+-- hash tag of their keys, and the operations. An operation is a list: its letter, the key of the record, and the arguments
+-- that its function has here. Returns now and, for each group, the results of its operations, or the text of an error if
+-- none was run. Each group and each operation succeeds or fails by itself.
 --
 -- The journal of writes ("journal") keeps the number and the results of the last batch: the same number returns the
 -- kept results, a lower number is refused. Claims have a fence instead, which is only a number: a batch with a lower
 -- number is refused ("check"). The first batch after an unanswered one also raises the fence to its number ("raise").
 
--- A batch has hundreds of arguments. Packed into one they cost the client and the server less.
-local ARGV = cmsgpack.unpack(ARGV[3])
+local EMPTY = {}
 
-local function in_pieces(command, key, list, size)
+-- Call a command with a list of any length; return its replies in one list.
+local function in_pieces(command, key, list)
+  local size = #list
   if size <= MOST then
-    return call(command, key, unpack(list, 1, size))
+    return call(command, key, unpack(list))
   end
+  local replies = {}
   for first = 1, size, MOST do
-    call(command, key, unpack(list, first, math.min(first + MOST - 1, size)))
-  end
-end
-
--- Fields of a record besides its data: size, version, write id, base, expiry, deadline, tags, flow, queue. A missing one
--- is false.
-local SYSTEM = 9
-
--- Return these fields, then the data fields named by ARGV[first] to ARGV[last], then those of the list "more".
-local function read(key, first, last, more)
-  if last - first < MOST and #more == 0 then
-    return call('HMGET', key, '$z', '$v', '$w', '$b', '$e', '$d', '$g', '$f', '$q', unpack(ARGV, first, last))
-  end
-  local found = call('HMGET', key, '$z', '$v', '$w', '$b', '$e', '$d', '$g', '$f', '$q')
-  local function add(list, from, till)
-    for at = from, till, MOST do
-      for _, text in ipairs(call('HMGET', key, unpack(list, at, math.min(at + MOST - 1, till)))) do
-        found[#found + 1] = text
-      end
+    local reply = call(command, key, unpack(list, first, math.min(first + MOST - 1, size)))
+    for n = 1, type(reply) == 'table' and #reply or 0 do
+      replies[#replies + 1] = reply[n]
     end
   end
-  add(ARGV, first, last)
-  add(more, 1, #more)
-  return found
+  return replies
+end
+
+-- The fields of a record besides its data: size, version, write id, base, expiry, deadline, tags, flow, queue.
+local SYSTEM = {'$z', '$v', '$w', '$b', '$e', '$d', '$g', '$f', '$q'}
+
+-- Return the system fields, then the data fields of two lists. A missing one is false.
+local function read(key, names, more)
+  if #more == 0 and #names <= MOST then
+    return call('HMGET', key, '$z', '$v', '$w', '$b', '$e', '$d', '$g', '$f', '$q', unpack(names))
+  end
+  local fields = {unpack(SYSTEM)}
+  for n = 1, #names do
+    fields[#SYSTEM + n] = names[n]
+  end
+  for n = 1, #more do
+    fields[#SYSTEM + #names + n] = more[n]
+  end
+  return in_pieces('HMGET', key, fields)
 end
 
 -- Delete the marker of a record that was forgotten while it was held, once its lease has ended.
@@ -60,78 +58,60 @@ local function drop_marker(key)
 end
 
 -- Return the names of the parts in a range: the first and last name in the form of ZRANGEBYLEX, the limit (-1: none), and
--- "1" for the reverse order.
-local function range(prefix, name, first, last, limit, reverse)
-  local sorted, parts = prefix .. 'o:' .. name, prefix .. 'p:' .. name
+-- whether the order is reversed.
+local function range(prefix, name, wanted)
+  local sorted, first, last, limit, reverse = prefix .. 'o:' .. name, unpack(wanted)
   if call('EXISTS', sorted) == 0 then
     local entries = {}
-    for at, part in ipairs(call('HKEYS', parts)) do
+    for at, part in ipairs(call('HKEYS', prefix .. 'p:' .. name)) do
       entries[2 * at - 1], entries[2 * at] = 0, part
     end
     if #entries > 0 then
-      in_pieces('ZADD', sorted, entries, #entries)
+      in_pieces('ZADD', sorted, entries)
     end
   end
-  if reverse == '1' then
+  if reverse then
     return call('ZREVRANGEBYLEX', sorted, last, first, 'LIMIT', 0, limit)
   end
   return call('ZRANGEBYLEX', sorted, first, last, 'LIMIT', 0, limit)
 end
 
--- Return names and texts of the parts with these names.
-local function chosen_parts(key, names, first, last)
-  local found = {}
-  for at = first, last, MOST do
-    local till = math.min(at + MOST - 1, last)
-    local texts = call('HMGET', key, unpack(names, at, till))
-    for n = at, till do
-      local text = texts[n - at + 1]
-      if text then
-        found[#found + 1] = names[n]
-        found[#found + 1] = text
-      end
-    end
-  end
-  return found
-end
-
 local operations = {}
 
--- Read a record. An argument "1" requests all parts, "r" and four arguments a range, "n" and names these parts.
-function operations.G(key, at, last)
+-- Read a record; with "all" also its parts, else those with these names, or in a range.
+function operations.G(key, all, names, bounds)
   local record = call('HGETALL', key)
   if record[1] == '$b' and #record == 2 then
     drop_marker(key)
   end
-  local wanted = ARGV[at]
-  if wanted == '' or #record == 0 then
+  if not (all or names or bounds) or #record == 0 then
     return {record}
   end
   local prefix, name = sub(key, 1, width), sub(key, width + 3)
   local parts = prefix .. 'p:' .. name
-  if wanted == '1' then
-    return {record, call('HGETALL', parts)}
-  elseif wanted == 'n' then
-    return {record, chosen_parts(parts, ARGV, at + 1, last)}
+  if bounds and bounds[1] == '-' and bounds[2] == '+' then
+    -- If these are all parts, no index is needed. The client sorts them.
+    all = bounds[3] < 0 or call('HLEN', parts) < bounds[3]
   end
-  local first, till, limit = ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
-  if first == '-' and till == '+' and (limit == '-1' or call('HLEN', parts) < tonumber(limit)) then
-    -- These are all parts, so no index is needed. The client sorts them.
+  if all then
     return {record, call('HGETALL', parts)}
   end
-  local names = range(prefix, name, first, till, limit, ARGV[at + 4])
-  return {record, chosen_parts(parts, names, 1, #names)}
+  names = names or range(prefix, name, bounds)
+  local found = {}
+  for n, text in ipairs(#names > 0 and in_pieces('HMGET', parts, names) or EMPTY) do
+    if text then
+      found[#found + 1] = names[n]
+      found[#found + 1] = text
+    end
+  end
+  return {record, found}
 end
 
--- "held" and "remembered" are the texts of lease and memo, if they were read already.
-function operations.C(key, at, _, held, remembered)
+function operations.C(key, token, seconds, renew)
   local prefix, rest = sub(key, 1, width), sub(key, width + 2)
-  local token, renew = ARGV[at], ARGV[at + 2] == '1'
   local lease = prefix .. 'l' .. rest
-  if held == nil then
-    held, remembered = unpack(call('MGET', lease, prefix .. 'm' .. rest))
-  end
-  local holder, till = timed(held)
+  local beside = call('MGET', lease, prefix .. 'm' .. rest)
+  local holder, till = timed(beside[1])
   if till > now then
     if holder ~= token then
       return renew and {'LEASE'} or {'TAKEN', exact(till)}
@@ -139,14 +119,14 @@ function operations.C(key, at, _, held, remembered)
   elseif renew then
     return {'LEASE'}
   end
-  keep_timed(lease, token, ARGV[at + 1])
-  local memo, memo_till = timed(remembered)
+  keep_timed(lease, token, seconds)
+  local memo, memo_till = timed(beside[2])
   return {'', call('HGETALL', key), memo_till > now and memo or false}
 end
 
-function operations.R(key, at)
+function operations.R(key, token)
   local lease = sub(key, 1, width) .. 'l' .. sub(key, width + 2)
-  if timed(call('GET', lease)) == ARGV[at] then
+  if timed(call('GET', lease)) == token then
     call('DEL', lease)
   end
   drop_marker(key)
@@ -156,21 +136,20 @@ end
 -- Return the size of these parts with their names, in bytes.
 local function weights(key, names)
   local sum = 0
-  for n = 1, #names do
-    local length = call('HSTRLEN', key, names[n])
-    sum = sum + (length > 0 and length + #names[n] or 0)
+  for _, name in ipairs(names) do
+    local length = call('HSTRLEN', key, name)
+    sum = sum + (length > 0 and length + #name or 0)
   end
   return sum
 end
 
-local function remove(key, prefix, name, mode, write, held, lease, old, found_by)
+local function remove(key, prefix, name, change, old)
   local version, writer, base = old[2] or '0', old[3] or '', old[4] or ''
   if old[1] then
-    local next_version = whole(tonumber(version) + 1)
     unlist(prefix, name, old[6], old[8], old[9])
     call('UNLINK', key, prefix .. 'p:' .. name, prefix .. 'o:' .. name)
-    version, writer, base = next_version, write, write
-    if mode == 'delete' then
+    version, writer, base = whole(tonumber(version) + 1), change.write, change.write
+    if change.mode == 'delete' then
       call('HSET', key, '$v', version, '$w', writer, '$b', base, '$t', now_text)
       if old[7] then
         call('HSET', key, '$g', old[7])
@@ -178,16 +157,16 @@ local function remove(key, prefix, name, mode, write, held, lease, old, found_by
       call('ZADD', prefix .. 'x', exact(now + DAY), name)
     end
   end
-  if mode == 'forget' then
+  if change.mode == 'forget' then
     untag(prefix, name, old[7])
-    untag(prefix, name, found_by)
+    untag(prefix, name, change.tags)
     call('DEL', key, prefix .. 'm:' .. name)
     call('ZREM', prefix .. 'x', name)
     version, writer, base = '0', '', ''
-    local _, till = timed(call('GET', lease))
-    if till > now and not held then
+    local _, till = timed(call('GET', prefix .. 'l:' .. name))
+    if till > now and not change.token then
       -- While another token holds the record, the base shows that the version it loaded is gone.
-      base = write
+      base = change.write
       call('HSET', key, '$b', base)
       call('ZADD', prefix .. 'x', exact(till), name)
     end
@@ -195,220 +174,198 @@ local function remove(key, prefix, name, mode, write, held, lease, old, found_by
   return {'', version, writer, base}
 end
 
--- The positions of the arguments of an Apply. The names of the fields to set, their texts, and the options follow.
-local MODE, WRITE, TOKEN, BASE, LIMIT, SETS, NAMES = 0, 1, 2, 3, 4, 5, 6
-
--- Options: a letter and an argument each. Most changes have none or few.
---   n w  the required version    b  there is no record    o  queue: "-" none, or name and priority
---   k  keep the lease for this many seconds    f  fresh    r  return the record
---   d e  deadline and expiry: "-" none, or seconds from now     m  memo    g  tags    h a s  head, its flow, its state
---   u  unset this field    p t  set this part to this text     q  delete this part
---   l  four times: delete the parts of a range
-local LISTS = {u = true, p = true, t = true, q = true, l = true}
-local EMPTY = {}
-local NONE = {u = EMPTY, p = EMPTY, t = EMPTY, q = EMPTY, l = EMPTY}
-
-local function options(first, last)
-  if first > last then
-    return NONE
-  end
-  local given = {u = EMPTY, p = EMPTY, t = EMPTY, q = EMPTY, l = EMPTY}
-  for at = first, last, 2 do
-    local letter = ARGV[at]
-    if LISTS[letter] then
-      local list = given[letter]
-      if list == EMPTY then
-        list = {}
-        given[letter] = list
-      end
-      list[#list + 1] = ARGV[at + 1]
-    else
-      given[letter] = ARGV[at + 1]
-    end
-  end
-  return given
-end
-
--- Return a time after a change: kept, removed ("-"), or this many seconds from now.
-local function new_time(argument, old)
-  if not argument then
+-- Return a time after a change: kept, removed (false), or this many seconds from now.
+local function new_time(seconds, old)
+  if seconds == nil then
     return old
-  elseif argument == '-' then
-    return false
   end
-  return exact(now + tonumber(argument))
+  return seconds and exact(now + seconds)
 end
 
--- The arguments of one HSET and one HDEL. All operations reuse the two lists, because growing new ones is slow.
-local set, gone = {}, {}
-local set_size, gone_size = 0, 0
-
-local function put(field, text)
-  set[set_size + 1] = field
-  set[set_size + 2] = text
-  set_size = set_size + 2
-end
-
--- Set a field that has changed or was dropped; delete a field that no longer has a value.
-local function update_field(field, new, old, dropped)
-  if new then
-    if dropped or new ~= old then
-      put(field, new)
+-- Return by how many bytes the parts of a record grow, and the names of those in the range to delete.
+local function growth_of_parts(prefix, name, change, exists)
+  local key = prefix .. 'p:' .. name
+  local named, growth, changed = {}, 0, {}
+  for n, part in ipairs(change.parts or EMPTY) do
+    growth = growth + #part + #change.part_texts[n]
+    named[#named + 1] = part
+  end
+  for _, part in ipairs(change.gone_parts or EMPTY) do
+    named[#named + 1] = part
+  end
+  if not exists then
+    return growth, EMPTY
+  end
+  growth = growth - weights(key, named)
+  if not change.gone_range then
+    return growth, EMPTY
+  end
+  -- A part that is both named and in the range counts once.
+  for _, part in ipairs(named) do
+    changed[part] = true
+  end
+  local ranged, others = range(prefix, name, change.gone_range), {}
+  for _, part in ipairs(ranged) do
+    if not changed[part] then
+      others[#others + 1] = part
     end
-  elseif old and not dropped then
-    gone_size = gone_size + 1
-    gone[gone_size] = field
+  end
+  return growth - weights(key, others), ranged
+end
+
+local function write_parts(prefix, name, change, ranged)
+  local key, sorted = prefix .. 'p:' .. name, prefix .. 'o:' .. name
+  if #ranged > 0 then
+    in_pieces('HDEL', key, ranged)
+    in_pieces('ZREM', sorted, ranged)
+  end
+  local is_sorted = (change.parts or change.gone_parts) and call('EXISTS', sorted) == 1
+  for n, part in ipairs(change.parts or EMPTY) do
+    call('HSET', key, part, change.part_texts[n])
+    if is_sorted then
+      call('ZADD', sorted, 0, part)
+    end
+  end
+  for _, part in ipairs(change.gone_parts or EMPTY) do
+    call('HDEL', key, part)
+    if is_sorted then
+      call('ZREM', sorted, part)
+    end
   end
 end
 
-local function write_record(key, prefix, name, at, given, held, old)
-  local alive, version, base, expires, deadline, tags = old[1] and true, old[2], old[4], old[5], old[6], old[7]
-  local flow, queue = old[8], old[9]
-  local write, sets = ARGV[at + WRITE], ARGV[at + SETS]
-  local unset, parts, texts, unparts = given.u, given.p, given.t, given.q
+-- Keep the indexes of deadlines, queues and tags. "old" and "new" are lists: deadline, tags, flow, queue.
+local function list_again(prefix, space, member, name, old, new)
+  local deadline, tags, flow, queue = unpack(new)
+  local old_deadline, old_tags, old_flow, old_queue = unpack(old)
+  if deadline ~= old_deadline or (deadline and flow ~= old_flow) then
+    if old_deadline and (not deadline or flow ~= old_flow) then
+      call('ZREM', flow_deadlines(prefix, space, old_flow), member)
+    end
+    if deadline then
+      call('ZADD', prefix .. 'd:' .. space, deadline, member)
+      call('ZADD', flow_deadlines(prefix, space, flow), deadline, member)
+    else
+      call('ZREM', prefix .. 'd:' .. space, member)
+    end
+  end
+  if queue ~= old_queue then
+    if old_queue then
+      call('ZREM', prefix .. 'q:' .. space, old_queue .. member)
+    end
+    if queue then
+      call('ZADD', prefix .. 'q:' .. space, 0, queue .. member)
+    end
+  end
+  if tags ~= old_tags then
+    untag(prefix, name, old_tags)
+    for tag in string.gmatch(tags or '', '([^\n]*)\n') do
+      index_add(prefix .. 't:' .. space, tag .. '\n' .. member)
+    end
+  end
+end
+
+local function write_record(key, prefix, name, change, old)
+  local alive, base = old[1] and true, old[4]
+  local old_expires, old_deadline, old_tags, old_flow, old_queue = old[5], old[6], old[7], old[8], old[9]
+  local names, texts, unset = change.names, change.texts, change.unset or EMPTY
   -- An expired record is only hidden: a write by its holder restores it, any other write starts a new one.
-  local expired = alive and expires and tonumber(expires) <= now
-  local anew = expired and (given.f or not held)
-  local dropped = anew or ARGV[at + MODE] == 'replace'
+  local expired = alive and old_expires and tonumber(old_expires) <= now
+  local anew = expired and (change.fresh or not change.token)
+  local dropped = anew or change.mode == 'replace'
 
   local before = tonumber(old[1] or 0)
   local size = dropped and 0 or before
-  local first = at + NAMES
-  for n = first, first + sets - 1 do
-    size = size + #ARGV[n] + #ARGV[n + sets]
+  for n = 1, #names do
+    size = size + #names[n] + #texts[n]
   end
   if not dropped then
-    for n = 1, sets + #unset do
-      local text = old[SYSTEM + n]
+    for n = 1, #names + #unset do
+      local text = old[#SYSTEM + n]
       if text then
-        size = size - #text - #(n <= sets and ARGV[first + n - 1] or unset[n - sets])
+        size = size - #text - #(names[n] or unset[n - #names])
       end
     end
   end
-  for n = 1, #parts do
-    size = size + #parts[n] + #texts[n]
+  local ranged = EMPTY
+  if change.parts or change.gone_parts or change.gone_range then
+    local growth
+    growth, ranged = growth_of_parts(prefix, name, change, alive and not dropped)
+    size = size + growth
   end
-  local its_parts, sorted
-  if #parts + #unparts + #given.l > 0 then
-    its_parts, sorted = prefix .. 'p:' .. name, prefix .. 'o:' .. name
-  end
-  local gone_parts = EMPTY
-  if alive and not dropped then
-    if #parts + #unparts > 0 then
-      size = size - weights(its_parts, parts) - weights(its_parts, unparts)
-    end
-    if #given.l > 0 then
-      gone_parts = range(prefix, name, unpack(given.l))
-      -- The size of a part that is both in the range and set or deleted was subtracted above.
-      local seen = {}
-      for n = 1, #parts do
-        seen[parts[n]] = true
-      end
-      for n = 1, #unparts do
-        seen[unparts[n]] = true
-      end
-      local others = {}
-      for n = 1, #gone_parts do
-        if not seen[gone_parts[n]] then
-          others[#others + 1] = gone_parts[n]
-        end
-      end
-      size = size - weights(its_parts, others)
-    end
-  end
-  if size > before and size > tonumber(ARGV[at + LIMIT]) then
+  if size > before and size > change.limit then
     return {'LARGE', whole(size)}
   end
-  local number = tonumber(version or 0) + 1
+  local number = tonumber(old[2] or 0) + 1
   if not alive then
     number = math.max(number, math.floor(now * 1000000))
   end
 
   -- Nothing below may fail: Redis would keep half of the change.
-  local version_text = whole(number)
-  set_size, gone_size = 0, 0
-  put('$v', version_text)
-  put('$w', write)
-  put('$t', now_text)
+  local version = whole(number)
+  local set, gone = {'$v', version, '$w', change.write, '$t', now_text}, EMPTY
+  local function put(field, text)
+    set[#set + 1] = field
+    set[#set + 1] = text
+  end
+  -- Set a field that has changed or was dropped; delete a field that no longer has a value.
+  local function update(field, new, former)
+    if new then
+      if dropped or new ~= former then
+        put(field, new)
+      end
+    elseif former and not dropped then
+      gone[#gone + 1] = field
+    end
+  end
   if dropped then
-    if not given.h and not anew and alive then
+    if not change.head and not anew and alive then
       local head = call('HMGET', key, '$h', '$f', '$s')
       for n, field in ipairs({'$h', '$f', '$s'}) do
-        if head[n] then
-          put(field, head[n])
-        end
+        update(field, head[n])
       end
     end
     call('UNLINK', key, prefix .. 'p:' .. name, prefix .. 'o:' .. name)
-    base = write
+    base = change.write
     put('$b', base)
   else
-    gone_size = #unset
-    for n = 1, gone_size do
-      gone[n] = unset[n]
-    end
+    gone = {unpack(unset)}
   end
   if dropped or size ~= before or not alive then
     put('$z', whole(size))
   end
-  local old_expires, old_deadline, old_tags, old_flow, old_queue = expires, deadline, tags, flow, queue
+  local expires, deadline, tags, flow, queue = old_expires, old_deadline, old_tags, old_flow, old_queue
   if anew then
     expires, deadline, tags, flow, queue = false, false, false, false, false
-  end
-  if expired and not anew and not given.e then
+  elseif expired then
     expires = false
-  else
-    expires = new_time(given.e, expires)
   end
-  deadline = new_time(given.d, deadline)
-  if given.g then
-    tags = given.g ~= '' and given.g
+  expires, deadline = new_time(change.expiry, expires), new_time(change.deadline, deadline)
+  if change.tags then
+    tags = change.tags ~= '' and change.tags
   end
-  if expires or old_expires then
-    update_field('$e', expires, old_expires, dropped)
+  if change.queue ~= nil then
+    queue = change.queue and change.queue .. format('%014x', math.floor(now * 1000000))
   end
-  if deadline or old_deadline then
-    update_field('$d', deadline, old_deadline, dropped)
+  update('$e', expires, old_expires)
+  update('$d', deadline, old_deadline)
+  update('$g', tags, old_tags)
+  update('$q', queue, old_queue)
+  if change.head then
+    flow = change.flow or false
+    put('$h', change.head)
+    update('$f', change.flow, alive)
+    update('$s', change.state, alive)
   end
-  if tags or old_tags then
-    update_field('$g', tags, old_tags, dropped)
+  for n = 1, #names do
+    put(names[n], texts[n])
   end
-  if given.o then
-    queue = given.o ~= '-' and given.o .. format('%014x', math.floor(now * 1000000))
+  in_pieces('HSET', key, set)
+  if #gone > 0 then
+    in_pieces('HDEL', key, gone)
   end
-  if queue or old_queue then
-    update_field('$q', queue, old_queue, dropped)
-  end
-  if given.h then
-    flow = given.a or false
-    put('$h', given.h)
-    update_field('$f', given.a, alive, dropped)
-    update_field('$s', given.s, alive, dropped)
-  end
-  for n = first, first + sets - 1 do
-    put(ARGV[n], ARGV[n + sets])
-  end
-  in_pieces('HSET', key, set, set_size)
-  if gone_size > 0 then
-    in_pieces('HDEL', key, gone, gone_size)
-  end
-  if #gone_parts > 0 then
-    in_pieces('HDEL', its_parts, gone_parts, #gone_parts)
-    in_pieces('ZREM', sorted, gone_parts, #gone_parts)
-  end
-  for n = 1, #parts do
-    call('HSET', its_parts, parts[n], texts[n])
-  end
-  for n = 1, #unparts do
-    call('HDEL', its_parts, unparts[n])
-  end
-  if #parts + #unparts > 0 and call('EXISTS', sorted) == 1 then
-    for n = 1, #parts do
-      call('ZADD', sorted, 0, parts[n])
-    end
-    for n = 1, #unparts do
-      call('ZREM', sorted, unparts[n])
-    end
+  if change.parts or change.gone_parts or #ranged > 0 then
+    write_parts(prefix, name, change, ranged)
   end
 
   if expires then
@@ -418,40 +375,18 @@ local function write_record(key, prefix, name, at, given, held, old)
   elseif old_expires or not alive then
     call('ZREM', prefix .. 'x', name)
   end
-  local moved = deadline ~= old_deadline or (deadline and flow ~= old_flow)
-  if not alive or moved or tags ~= old_tags or queue ~= old_queue then
+  local is_listed = alive and deadline == old_deadline and tags == old_tags and flow == old_flow and queue == old_queue
+  if not is_listed then
     local space, member = split(name)
     if not alive then
       index_add(prefix .. 'k:' .. space, member)
       call('SADD', prefix .. 's', space)
     end
-    if moved then
-      if old_deadline and (not deadline or flow ~= old_flow) then
-        call('ZREM', flow_deadlines(prefix, space, old_flow), member)
-      end
-      if deadline then
-        call('ZADD', prefix .. 'd:' .. space, deadline, member)
-        call('ZADD', flow_deadlines(prefix, space, flow), deadline, member)
-      else
-        call('ZREM', prefix .. 'd:' .. space, member)
-      end
-    end
-    if queue ~= old_queue then
-      if old_queue then
-        call('ZREM', prefix .. 'q:' .. space, old_queue .. member)
-      end
-      if queue then
-        call('ZADD', prefix .. 'q:' .. space, 0, queue .. member)
-      end
-    end
-    if tags ~= old_tags then
-      untag(prefix, name, old_tags)
-      for tag in string.gmatch(tags or '', '([^\n]*)\n') do
-        index_add(prefix .. 't:' .. space, tag .. '\n' .. member)
-      end
-    end
+    list_again(
+      prefix, space, member, name, {old_deadline, old_tags, old_flow, old_queue}, {deadline, tags, flow, queue}
+    )
   end
-  return {'', version_text, write, base or ''}
+  return {'', version, change.write, base or ''}
 end
 
 -- Whether another program has overwritten the numbers of a record.
@@ -462,191 +397,143 @@ local function damaged(old)
     or old[6] and not tonumber(old[6])
 end
 
--- Replace the damaged numbers of a record for a write that drops its data.
-local function repaired(key, old)
-  if not old then
+-- Read a record for a write that drops its data, so the key may even hold something that is not a record.
+local function read_to_drop(key)
+  local fine, old = pcall(read, key, EMPTY, EMPTY)
+  if not fine then
+    if not find(text_of(old), 'WRONGTYPE', 1, true) then
+      error(old, 0)
+    end
     call('DEL', key)
     return {false, false, false, false, false, false, false, false, false}
   end
-  for _, n in ipairs({1, 2, 5, 6}) do
-    old[n] = old[n] and (tonumber(old[n]) and old[n] or '0')
+  if damaged(old) then
+    for _, n in ipairs({1, 2, 5, 6}) do
+      old[n] = old[n] and (tonumber(old[n]) and old[n] or '0')
+    end
   end
   return old
 end
 
--- "leased" is the text of the lease, if it was read already.
-function operations.A(key, at, last, leased)
+-- Write one change, which is a table. A missing value means: no condition, or unchanged.
+--   write  its id    mode  merge, replace, delete, forget    limit  of the size
+--   token base version writer absent  conditions    keep  extend the lease by these seconds, instead of ending it
+--   names texts  fields to set    unset  names    head flow state  memo  tags    fresh  see write_record
+--   deadline expiry  seconds from now, false: none    queue  name and priority, false: none
+--   parts part_texts  to set    gone_parts  names    gone_range  see range
+function operations.A(key, change)
   local prefix, name = sub(key, 1, width), sub(key, width + 3)
-  local mode, token, base = ARGV[at + MODE], ARGV[at + TOKEN], ARGV[at + BASE]
-  local named = at + NAMES + ARGV[at + SETS]
-  local given = options(2 * named - at - NAMES, last)
-  local held = token ~= ''
-  local lease = prefix .. 'l:' .. name
-  if held then
-    if leased == nil then
-      leased = call('GET', lease)
-    end
-    local holder, till = timed(leased)
+  local lease, token = prefix .. 'l:' .. name, change.token
+  if token then
+    local holder, till = timed(call('GET', lease))
     if till <= now or holder ~= token then
       return {'LEASE'}
     end
   end
   local old
-  if mode == 'merge' then
-    old = read(key, at + NAMES, named - 1, given.u)
+  if change.mode == 'merge' then
+    old = read(key, change.names, change.unset or EMPTY)
     if damaged(old) then
       return {'DAMAGED'}
     end
   else
-    -- This write drops the data, so the key may even hold something that is not a record.
-    local fine, found = pcall(read, key, 1, 0, EMPTY)
-    if not fine and not find(type(found) == 'table' and found.err or found, 'WRONGTYPE', 1, true) then
-      error(found, 0)
-    end
-    old = fine and found
-    if not old or damaged(old) then
-      old = repaired(key, old)
-    end
+    old = read_to_drop(key)
   end
-  if base ~= '-' and base ~= '=' .. (old[4] or '') then
+  local exists = old[1] and not (old[5] and tonumber(old[5]) <= now)
+  if change.base and change.base ~= (old[4] or '') then
     return {'BASE'}
-  end
-  if given.n then
-    local there = old[1] and not (old[5] and tonumber(old[5]) <= now)
-    if not there or given.n ~= old[2] or given.w ~= old[3] then
-      return {'VERSION'}
-    end
-  end
-  if given.b and old[1] and not (old[5] and tonumber(old[5]) <= now) then
+  elseif change.version and not (exists and change.version == old[2] and change.writer == old[3]) then
+    return {'VERSION'}
+  elseif change.absent and exists then
     return {'EXISTS'}
   end
   local result
-  if mode == 'delete' or mode == 'forget' then
-    result = remove(key, prefix, name, mode, ARGV[at + WRITE], held, lease, old, given.g)
+  if change.mode == 'delete' or change.mode == 'forget' then
+    result = remove(key, prefix, name, change, old)
   else
-    result = write_record(key, prefix, name, at, given, held, old)
+    result = write_record(key, prefix, name, change, old)
     if result[1] ~= '' then
       return result
     end
   end
-  if given.m and mode ~= 'forget' then
-    keep_timed(prefix .. 'm:' .. name, given.m, DAY)
+  if change.memo and change.mode ~= 'forget' then
+    keep_timed(prefix .. 'm:' .. name, change.memo, DAY)
   end
-  if held then
-    if given.k then
-      keep_timed(lease, token, given.k)
+  if token then
+    if change.keep then
+      keep_timed(lease, token, change.keep)
     else
       call('DEL', lease)
     end
   end
-  return result, given.r
+  return result
 end
 
 -- The journal begins with the number of its batch in sixteen digits.
 local DIGITS = 16
 -- Seconds for which a journal and a fence are kept. The same number as in lane.py.
 local JOURNAL_LIFE = 600
+local lane, journal_number, fence = ARGV[3], ARGV[4], ARGV[5]
 
--- Run "count" operations of one hash tag: their records are names[first] and the following, their arguments begin at
--- ARGV[at]. Put the results into the list "results" after its first "filled". Return the position after the arguments, or
--- the text of an error if none was run. "never" is the key that is never written.
-local function run(never, journal_key, use, number, names, first, count, at, results, filled)
-  -- A call for several hash tags names no keys to the server. So this is where their slot is checked, by the key that
-  -- never exists. Journals are short.
-  local text, lease, memo
-  if count == 1 then
-    -- Lease and memo of a single record are read by the same command.
-    local prefix, rest = sub(names[first], 1, width), sub(names[first], width + 2)
-    local found = call('MGET', journal_key, never, prefix .. 'l' .. rest, prefix .. 'm' .. rest)
-    text, lease, memo = found[1], found[3], found[4]
-  else
-    text = call('MGET', journal_key, never)[1]
-  end
+-- Return the results of one group, or the text of an error if none of its operations was run.
+local function run(use, tag, group)
+  local prefix, is_journal = prefix_of(tag), use == 'journal'
+  local number = is_journal and journal_number or fence
+  local journal_key = prefix .. 'j:' .. lane .. (is_journal and '' or '-')
+  -- The key that is never written checks the slot. Journals are short.
+  local text = call('MGET', journal_key, prefix .. '-')[1]
   local kept
   if number > 0 then
     local before = text and tonumber(sub(text, 1, DIGITS)) or 0
     if before > number then
-      return use == 'journal' and 'STALE a later batch of this lane was already applied'
+      return is_journal and 'STALE a later batch of this lane was already applied'
         or 'FENCED these claims were already sent again'
     elseif use == 'raise' then
       -- A server that refuses writes refuses late claims too, until it accepts writes again. The client raises the fence
       -- again until a claim is granted.
       redis.pcall('SET', journal_key, format('%016d', number), 'EX', JOURNAL_LIFE)
-    elseif use == 'journal' and before == number then
+    elseif is_journal and before == number then
       -- The batch was applied, but its answer was lost. Renewing the TTL is a write that WAIT can wait for.
       kept = cmsgpack.unpack(sub(text, DIGITS + 1))
       call('EXPIRE', journal_key, JOURNAL_LIFE)
     end
   end
 
-  -- Four texts for each Apply. Records are not kept: a repeated batch reads them again.
-  local journal, size = {}, 0
-  for n = 0, count - 1 do
-    local key, letter = names[first + n], ARGV[at]
-    local from, next_one = at + 2, at + 2 + ARGV[at + 1]
-    local made, result, returning
-    if kept and letter == 'A' then
-      result = {kept[size + 1], kept[size + 2], kept[size + 3], kept[size + 4]}
-      returning = options(from + NAMES + 2 * ARGV[from + SETS], next_one - 1).r
+  -- The journal has the results of writes. Records are not kept: a repeated batch reads them again.
+  local journal, results = {}, {}
+  for n, operation in ipairs(group) do
+    local letter, key = operation[1], operation[2]
+    local writes = letter == 'A'
+    local made, result
+    if kept and writes then
+      result = kept[#journal + 1]
     else
-      made, result, returning = pcall(operations[letter], key, from, next_one - 1, lease, memo)
+      made, result = pcall(operations[letter], unpack(operation, 2))
       if not made then
-        result = {'ERROR', type(result) == 'table' and result.err or tostring(result)}
+        result = {'ERROR', text_of(result)}
       end
     end
-    if letter == 'A' then
+    if writes then
+      journal[#journal + 1] = result
       if result[2] == '0' or result[1] ~= '' then
         -- Nothing was written.
         drop_marker(key)
-      end
-      journal[size + 1] = result[1]
-      journal[size + 2] = result[2] or ''
-      journal[size + 3] = result[3] or ''
-      journal[size + 4] = result[4] or ''
-      size = size + 4
-      if returning and result[1] == '' then
-        result[5] = call('HGETALL', key)
+      elseif operation[3].returning then
+        result = {result[1], result[2], result[3], result[4], call('HGETALL', key)}
       end
     end
-    results[filled + n + 1] = result
-    at = next_one
+    results[n] = result
   end
-  if number > 0 and use == 'journal' and not kept then
+  if number > 0 and is_journal and not kept then
     -- This fails only if every write of this batch did, and then there is nothing to keep.
     redis.pcall('SET', journal_key, format('%016d', number) .. cmsgpack.pack(journal), 'EX', JOURNAL_LIFE)
   end
-  return at
+  return results
 end
 
-local results = {now_text}
-if #KEYS > 0 then
-  local done = run(KEYS[1], KEYS[2], ARGV[2], ARGV[1], KEYS, 3, #KEYS - 2, 3, results, 1)
-  return type(done) == 'string' and redis.error_reply(done) or results
+local answers = {now_text}
+for n, group in ipairs(ARGV[6]) do
+  local made, answer = pcall(run, unpack(group))
+  answers[n + 1] = made and answer or text_of(answer)
 end
-
-local lane, number, fence = ARGV[1], ARGV[2], ARGV[3]
-local filled, at, size = 1, 4, #ARGV
-while at < size do
-  local use, count, first = ARGV[at], ARGV[at + 1], at + 2
-  local prefix = sub(ARGV[first], 1, width)
-  local is_journal = use == 'journal'
-  local journal_key = prefix .. 'j:' .. lane .. (is_journal and '' or '-')
-  at = first + count
-  local made, done = pcall(
-    run, prefix .. '-', journal_key, use, is_journal and number or fence, ARGV, first, count, at, results, filled
-  )
-  if not made then
-    -- Usually its slot is on another node or moves there. It is sent again alone, and the answer shows the cause.
-    done = type(done) == 'table' and done.err or tostring(done)
-  end
-  if type(done) == 'string' then
-    for n = 1, count do
-      results[filled + n] = done
-      at = at + 2 + ARGV[at + 1]
-    end
-  else
-    at = done
-  end
-  filled = filled + count
-end
-return results
+return answers

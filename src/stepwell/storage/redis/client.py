@@ -1,4 +1,4 @@
-"""Connections to Redis servers. The only module that imports redis-py."""
+"""Connections to Redis servers."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ _errors = require("redis.exceptions", "redis")
 _sentinel = require("redis.asyncio.sentinel", "redis")
 
 __all__ = [
+    "DRIVER_ERRORS",
     "Command",
     "RedisConnection",
     "Refused",
@@ -31,6 +32,9 @@ __all__ = [
 
 Command: TypeAlias = tuple[str | bytes, ...]
 Reply: TypeAlias = Any
+
+#: What redis-py raises if a server does not answer, or refuses.
+DRIVER_ERRORS: Final[tuple[type[Exception], ...]] = (_errors.RedisError, _errors.RedisClusterException, OSError)
 
 #: Options of every connection. They replace those of its URL or client.
 _OPTIONS: Final[Mapping[str, Any]] = {
@@ -286,7 +290,7 @@ class RedisConnection:
                 sent=sent,
                 final=True,
             ) from error
-        except (_errors.RedisError, OSError) as error:
+        except DRIVER_ERRORS as error:
             await self.close()
             raise self._unavailable("cannot be reached", error, sent=sent) from error
         except BaseException:
@@ -306,7 +310,7 @@ class RedisConnection:
         """Return the next message of a connection that has subscribed to a channel, or ``None`` if none arrives."""
         try:
             return await self._connection.read_response(timeout=seconds, disconnect_on_error=False)
-        except (_errors.RedisError, OSError) as error:
+        except DRIVER_ERRORS as error:
             await self.close()
             raise self._unavailable("cannot be reached", error, sent=True) from error
 
@@ -336,6 +340,13 @@ class RedisConnection:
         self._connection, self._loop = connection, asyncio.get_running_loop()
         self._load_files(connection)
         await connection.connect()
+        if self._config.master:
+            await connection.send_command("ROLE")
+            (role, *_) = await connection.read_response()
+            if role != "master":
+                raise StorageUnavailable(
+                    f"Redis at {self.location} is not the master of {self._config.master} any more", sent=False
+                )
         return connection
 
     def _load_files(self, connection: Any) -> None:

@@ -1,5 +1,5 @@
--- Return the namespaces that have records, as they are written in keys.
---
--- KEYS: "-", the index of namespaces (s). ARGV: now, width.
+-- Return the namespaces that have records, as they are written in keys. ARGV: the hash tags.
 
-return call('SMEMBERS', KEYS[2])
+return for_tags(function(prefix)
+  return call('SMEMBERS', prefix .. 's')
+end)

@@ -6,8 +6,8 @@ from collections.abc import Hashable
 
 from stepwell.errors import StorageUnavailable
 from stepwell.storage.redis.client import Refused, Reply
-from stepwell.storage.redis.cluster import Cluster
-from stepwell.storage.redis.server import Server, refused
+from stepwell.storage.redis.server import Server
+from stepwell.storage.redis.wire import failure
 from stepwell.storage.wakeups import notices
 
 __all__ = ["RedisChannel"]
@@ -16,7 +16,7 @@ __all__ = ["RedisChannel"]
 class RedisChannel(notices.NoticeChannel):
     """Sends notices over a connection of the storage, and receives them over its own: in a Cluster, of any node."""
 
-    def __init__(self, server: Server | Cluster, lane: Hashable, name: str) -> None:
+    def __init__(self, server: Server, lane: Hashable, name: str) -> None:
         super().__init__()
         self._server = server
         self._lane = lane
@@ -26,11 +26,11 @@ class RedisChannel(notices.NoticeChannel):
         await self._server.publish(self._lane, self._name, payload)
 
     async def _receive(self) -> str:
-        connection = self._server.subscriber()
+        connection = await self._server.subscriber()
         try:
             (reply,) = await connection.exchange([("SUBSCRIBE", self._name)])
             if type(reply) is Refused:
-                error = refused(reply, connection.location)
+                error = failure(f"{reply.code} {reply.message}", connection.location)
                 if isinstance(error, StorageUnavailable) and error.final:
                     return str(error)
                 raise error

@@ -8,7 +8,7 @@ from typing import Self
 
 from stepwell.errors import InvalidOption
 from stepwell.storage.redis.client import Command, RedisConnection, Refused, Reply, configs_of_url
-from stepwell.storage.redis.server import refused
+from stepwell.storage.redis.wire import failure
 
 __all__ = ["RedisKeys"]
 
@@ -58,7 +58,7 @@ class RedisKeys:
     async def _one(self, command: Command) -> Reply:
         (reply,) = await self._connection.exchange([command])
         if type(reply) is Refused:
-            raise refused(reply, self._connection.location)
+            raise failure(f"{reply.code} {reply.message}", self._connection.location)
         return reply
 
     async def __aenter__(self) -> Self:

@@ -14,8 +14,8 @@
 --   s               the namespaces that have records
 --   x               the addresses that a sweep may remove, by the time from which it may
 --   j:<lane>        the number and the results of a lane's last batch, or the fence of its claims
---   -               never written. A call names it as a key, so that it is refused while its slot migrates between
---                   nodes key by key, when some keys of a record may be on one node and some on the other
+--   -               never written. Each script reads it first for each hash tag: this fails if the slot is on another node,
+--                   or migrates key by key, when some keys of a record may be on one node and some on the other
 --
 -- Fields of the record ("$" and a letter is never the name of a data field):
 --   $z size   $v version   $w its write id   $b base   $t written at   $e expires at   $d deadline
@@ -25,17 +25,27 @@
 --
 -- Values are never parsed. Numbers are doubles, which are exact up to 2^53 if written with enough digits.
 
+-- A script names no keys, so that one call may use several hash tags of a node. Its only argument is a msgpack array, which
+-- costs client and server less than many arguments: the time (false: that of the server), the prefix of all keys, and
+-- then what the script needs. A missing value is false.
+
 -- Access to locals is faster than to globals.
-local ARGV, KEYS, call, tonumber, unpack = ARGV, KEYS, redis.call, tonumber, unpack
+local ARGV, call, tonumber, unpack = cmsgpack.unpack(ARGV[1]), redis.call, tonumber, unpack
 local find, format, sub = string.find, string.format, string.sub
 
-local now = tonumber(ARGV[1])
+local now = ARGV[1]
 if not now then
   local time = call('TIME')
   now = tonumber(time[1]) + tonumber(time[2]) / 1000000
 end
--- The length of "stepwell:{17}:".
-local width = tonumber(ARGV[2])
+
+-- Return the beginning of all keys of a hash tag, such as "stepwell:{17}:".
+local function prefix_of(tag)
+  return ARGV[2] .. ':{' .. tag .. '}:'
+end
+
+-- Its length.
+local width = #prefix_of('00')
 
 local DAY = 86400
 -- unpack() fails for long lists, so they are sent in pieces of this length.
@@ -73,18 +83,10 @@ local function timed(kept)
   return sub(kept, space + 1), tonumber(sub(kept, 1, space - 1))
 end
 
--- A cache from seconds to "<until> " and the TTL. Most claims of a batch have the same length.
-local spans = {}
-
 local function keep_timed(key, text, seconds)
-  local span = spans[seconds]
-  if not span then
-    local count = tonumber(seconds)
-    -- The key outlives its validity by a minute, because the clock in use may differ from the server's.
-    span = {exact(now + count) .. ' ', whole(math.ceil(math.max(count, 0) * 1000) + 60000)}
-    spans[seconds] = span
-  end
-  call('SET', key, span[1] .. text, 'PX', span[2])
+  -- The key outlives its validity by a minute, because the clock in use may differ from the server's.
+  local life = whole(math.ceil(math.max(seconds, 0) * 1000) + 60000)
+  call('SET', key, exact(now + seconds) .. ' ' .. text, 'PX', life)
 end
 
 -- An ordered index is a set of texts in chunks: sorted sets that are small enough for Redis to store them as one compact
@@ -168,6 +170,15 @@ local function bounds(begins)
   return '[' .. begins, '(' .. sub(begins, 1, -2) .. '\11'
 end
 
+-- Return the keys of the texts of an index from "low" to "high", which begin with a tag and a newline or an empty string.
+local function keys_of(index, begins, low, high, most)
+  local keys = index_range(index, low, high, most)
+  for n, text in ipairs(keys) do
+    keys[n] = sub(text, #begins + 1)
+  end
+  return keys
+end
+
 local function untag(prefix, name, tags)
   if tags then
     local space, key = split(name)
@@ -198,4 +209,29 @@ local function unlist(prefix, name, deadline, flow, queue)
   if queue then
     call('ZREM', prefix .. 'q:' .. space, queue .. key)
   end
+end
+
+-- Whether a record has expired: it is hidden until it is swept.
+local function has_expired(prefix, space, key)
+  local expires = call('HGET', prefix .. 'r:' .. space .. '/' .. key, '$e')
+  return expires and tonumber(expires) <= now
+end
+
+local function text_of(problem)
+  return type(problem) == 'table' and problem.err or tostring(problem)
+end
+
+-- Return what "read" returns for the prefix and the place in the list of each of the hash tags in ARGV[3]; the text of
+-- an error if it fails.
+local function for_tags(read)
+  local answers = {}
+  for n, tag in ipairs(ARGV[3]) do
+    local prefix = prefix_of(tag)
+    local made, answer = pcall(function()
+      call('EXISTS', prefix .. '-')
+      return read(prefix, n)
+    end)
+    answers[n] = made and answer or text_of(answer)
+  end
+  return answers
 end

@@ -7,38 +7,32 @@ each node, to all nodes concurrently.
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
 
 from stepwell._secrets import quoted
-from stepwell.codec.json import replaced, to_msgpack
-from stepwell.errors import InvalidOption, NotReplicated, StorageClosed, StorageError, StorageUnavailable
+from stepwell.codec.json import replaced
+from stepwell.errors import InvalidOption, StorageClosed, StorageUnavailable
 from stepwell.options import check_choice, check_number, check_whole
 from stepwell.record import Address, Limits
 from stepwell.storage.contract import Storage
 from stepwell.storage.listing import ANY, Any_, Beside, Due, Page, Query, Swept
 from stepwell.storage.observers import RunBatch
-from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Operation, Result
-from stepwell.storage.redis.client import Refused, ServerConfig, configs_of_client, configs_of_url
+from stepwell.storage.operations import Apply, Claim, Get, Operation, Result
+from stepwell.storage.redis.batches import Batches, whole
+from stepwell.storage.redis.client import ServerConfig, configs_of_client, configs_of_url
 from stepwell.storage.redis.cluster import Cluster
-from stepwell.storage.redis.joined import Group, joined_arguments, joined_results, separate_answers
-from stepwell.storage.redis.lanes import CONFIRM, REST, WRITES, ClusterLanes, whole
+from stepwell.storage.redis.lanes import CONFIRM, REST, WRITES, ClusterLanes
 from stepwell.storage.redis.listing import RedisListing
 from stepwell.storage.redis.notices import RedisChannel
 from stepwell.storage.redis.sentinel import SentinelServer, is_sentinel_url, sentinel_config
-from stepwell.storage.redis.server import Answer, Request, Server
-from stepwell.storage.redis.wire import (
-    Keys,
-    Script,
-    arguments,
-    decode_address,
-    result,
-    tag_of,
-)
+from stepwell.storage.redis.server import Server
+from stepwell.storage.redis.wire import Keys, decode_address, tag_of
 from stepwell.storage.transport.batch import Batch, check_patience
 from stepwell.storage.transport.lane import Lane
+from stepwell.storage.transport.reads import read_again
 from stepwell.storage.urls import check_url, take_options, truth
 
 if TYPE_CHECKING:
@@ -46,12 +40,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RedisStorage"]
 
-logger: logging.Logger = logging.getLogger(__name__)
-
 Durability = Literal["fast", "wait"]
 Replicas = Literal["none", "scan"]
-
-_BATCH: Final = Script("batch")
 
 #: Options that may be given in a URL, and how they are parsed.
 URL_OPTIONS: Final[dict[str, Callable[[str], Any]]] = {
@@ -68,8 +58,6 @@ URL_OPTIONS: Final[dict[str, Callable[[str], Any]]] = {
 _ASIDE = "aside"
 #: How many keys of each server ``settings`` looks at for leases.
 _SCANNED = 200_000
-#: How a batch uses the key of its journal, see ``batch.lua``.
-_JOURNAL, _CHECK, _RAISE = "journal", "check", "raise"
 
 
 class RedisStorage(Storage):
@@ -116,16 +104,13 @@ class RedisStorage(Storage):
         configs, cluster = configs_of_client(client)
         configs = [config._replace(copies=wait_for) for config in configs]
         self._wait_for = wait_for
-        self._server: Server | Cluster
+        self._server: Server
         if cluster:
             self._server = Cluster(configs, timeout)
         else:
             self._server = (SentinelServer if configs[0].sentinels else Server)(configs[0], timeout)
-        if replicas == "scan" and type(self._server) is Server:
+        if replicas == "scan" and not self._server.follows:
             raise InvalidOption("replicas='scan' needs redis+sentinel:// or redis+cluster://, which know the replicas")
-        self._send: Callable[..., Awaitable[Sequence[Answer | StorageUnavailable]]] = (
-            self._server.outcomes if isinstance(self._server, Cluster) else self._server.call
-        )
         self._keys = Keys(prefix)
         self._listing = RedisListing(self._server, self._keys, _ASIDE, self._now, may_lag=replicas == "scan")
         # The databases of a server share its channels.
@@ -135,11 +120,7 @@ class RedisStorage(Storage):
             self._channel = RedisChannel(self._server, _ASIDE, f"{prefix}:notices:{database}")
         # Half of the timeout, so that the answer to WAIT itself arrives in time.
         self._wait = max(1, int(timeout * 500)) if durability == "wait" else 0
-        # Claims may be sent more than once, and each attempt has a number. After an attempt without an answer, the
-        # lane's next one for that hash tag raises the fence: the server refuses the earlier one if it arrives late.
-        self._sent = 0
-        #: The numbers of the attempts without an answer, by the id of the lane and the hash tag.
-        self._unsure: dict[tuple[str, int], int] = {}
+        self._batches = Batches(self._server, self._keys, self._now)
         self._cluster_lanes: ClusterLanes | None = None
         if isinstance(self._server, Cluster):
             self._cluster_lanes = ClusterLanes(
@@ -194,13 +175,13 @@ class RedisStorage(Storage):
             raise
 
     async def _close(self) -> None:
-        self._unsure.clear()
+        self._batches.reset()
         await self._server.close()
 
     def lane_of(self, operation: Operation) -> tuple[str, Hashable]:
         if self._cluster_lanes is not None:
             return self._cluster_lanes.lane_of(operation)
-        # The same as node_of(), without a call.
+        # Two lanes of each kind: while the server works on one, this process works on the other.
         return WRITES if type(operation) is Apply else REST, hash(operation.address) & 1
 
     def _make_lane(self, name: Hashable, run: RunBatch) -> Lane:
@@ -215,203 +196,23 @@ class RedisStorage(Storage):
             raise StorageClosed
         # After a failover, a server that still has the claim also has all earlier writes. Renewing the claim checks
         # this, and is a write that WAIT can wait for.
-        name = CONFIRM, self._server.node_of(claim.address)
+        name = CONFIRM, self._server.owners[tag_of(claim.address)]
         lane = self._lanes.get(name) or self._new_lane(name, self._run_confirm)
         await lane.submit(replaced(claim, renew=True))
 
     async def _run_confirm(self, batch: Batch) -> list[Result]:
-        return whole(await self._make(batch, batch.lane, wait=self._wait))
+        return whole(await self._batches.run(batch, batch.lane, wait=self._wait))
 
     def run(self, operations: Sequence[Operation]) -> Coroutine[Any, Any, list[Result]]:
         kinds = {*map(type, operations)}
         wait = self._wait if Apply in kinds else 0
         if not isinstance(operations, Batch):
-            return self._make(operations, _ASIDE, wait=wait)
-        fence = 0
-        if not kinds <= {Apply, Get}:
-            self._sent += 1
-            fence = self._sent
-        return self._make(operations, operations.lane, operations.number, wait=wait, fence=fence)
+            return self._batches.run(operations, _ASIDE, wait=wait)
+        fenced = not kinds <= {Apply, Get}
+        return self._batches.run(operations, operations.lane, operations.number, wait=wait, fenced=fenced)
 
-    async def _make(
-        self, operations: Sequence[Operation], lane: str, number: int = 0, *, wait: int = 0, fence: int = 0
-    ) -> list[Result]:
-        """Run a batch over the connection of a lane.
-
-        With a number the journal of the lane is used for writes, with a ``fence`` its fence for other operations.
-        """
-        groups = self._grouped(operations, split=bool(fence))
-        unsure = self._unsure
-        uses = [
-            _JOURNAL if writes or not fence else _RAISE if unsure and (lane, tag) in unsure else _CHECK
-            for writes, tag, _ in groups
-        ]
-        try:
-            joined = None
-            if len(groups) > 1:
-                joined = await self._join(operations, groups, uses, lane, number=number, fence=fence, wait=wait)
-            if joined is not None:
-                found = joined_results(operations, groups, joined)
-                if found is not None:
-                    if unsure:
-                        for (_, tag, indexes), use in zip(groups, uses, strict=True):
-                            self._answered(lane, tag, use, fence, [found[n] for n in indexes])
-                    return found
-                answers: Sequence[Answer | StorageUnavailable] = await self._send_rest(
-                    operations,
-                    groups,
-                    uses,
-                    separate_answers(groups, joined),
-                    lane,
-                    number=number,
-                    fence=fence,
-                    wait=wait,
-                )
-            else:
-                requests = []
-                for (writes, tag, indexes), use in zip(groups, uses, strict=True):
-                    its_number = number if writes else fence
-                    requests.append(self._batch(tag, operations, indexes, lane=lane, number=its_number, use=use))
-                answers = await self._send(lane, requests, wait)
-        except BaseException:
-            for (_, tag, _), use in zip(groups, uses, strict=True):
-                if use is not _JOURNAL:
-                    self._doubt(lane, tag, fence)
-            raise
-        results: list[Result] = [None] * len(operations)
-        for (writes, tag, indexes), use, answer in zip(groups, uses, answers, strict=True):
-            try:
-                if type(answer) is not tuple:
-                    raise cast("StorageUnavailable", answer)
-                reply, replicated = answer
-                now = float(reply[0])
-                for n, one in zip(indexes, reply[1:], strict=True):
-                    outcome = result(operations[n], one, now)
-                    if not replicated and type(outcome) in (Applied, Claimed):
-                        outcome = NotReplicated(operations[n].address.text)
-                    results[n] = outcome
-                if unsure:
-                    self._answered(lane, tag, use, fence, [results[n] for n in indexes])
-            except StorageUnavailable as error:
-                if not writes and fence:
-                    self._doubt(lane, tag, fence)
-                if answer is not error:
-                    await self._server.lost(lane)
-                if len(groups) == 1:
-                    raise
-                # The other calls have their own results.
-                for n in indexes:
-                    results[n] = StorageUnavailable(str(error), sent=error.sent, final=error.final)
-        return results
-
-    async def _join(
-        self,
-        operations: Sequence[Operation],
-        groups: Collection[Group],
-        uses: Sequence[str],
-        lane: str,
-        *,
-        number: int,
-        fence: int,
-        wait: int,
-    ) -> Answer | None:
-        """Return the answer to one call for all groups, or ``None`` if this call is not possible."""
-        assert isinstance(self._server, Cluster)
-        node = self._server.node_of_all(groups)
-        if node is None:
-            return None
-        row = joined_arguments(operations, groups, uses, self._keys.record)
-        packed = to_msgpack([lane, number, fence, *row])
-        command = "EVALSHA", _BATCH.sha, "0", self._now(), self._keys.width, packed
-        answer = await self._server.call_node(lane, node, command, wait)
-        # A refused call was not run. The node may not have the script yet, or is not ready: separate calls handle this.
-        return None if type(answer[0]) is Refused else answer
-
-    def _doubt(self, lane: str, tag: int, number: int) -> None:
-        """Let the next attempt raise the fence, because this one has no answer."""
-        self._unsure[lane, tag] = max(number, self._unsure.get((lane, tag), 0))
-
-    def _answered(self, lane: str, tag: int, use: str, fence: int, results: Sequence[Result]) -> None:
-        """Forget the attempts that are below a raised fence. A later one may have failed meanwhile.
-
-        A granted claim shows that the server accepted writes, and so raised the fence. It may answer others without.
-        """
-        if use is _RAISE and Claimed in map(type, results) and self._unsure.get((lane, tag), fence) < fence:
-            del self._unsure[lane, tag]
-
-    async def _send_rest(
-        self,
-        operations: Sequence[Operation],
-        groups: Collection[Group],
-        uses: Sequence[str],
-        answers: Sequence[Answer | None],
-        lane: str,
-        *,
-        number: int,
-        fence: int,
-        wait: int,
-    ) -> list[Answer | StorageUnavailable]:
-        """Send the groups that a joined call did not run: a call that names its keys is redirected to their node."""
-        requests = [
-            self._batch(tag, operations, indexes, lane=lane, number=number if writes else fence, use=use)
-            for (writes, tag, indexes), use, answer in zip(groups, uses, answers, strict=True)
-            if answer is None
-        ]
-        if not requests:
-            return [answer for answer in answers if answer is not None]
-        try:
-            sent = await self._send(lane, requests, wait)
-        except StorageError as error:
-            if len(requests) == len(groups):
-                raise
-            # The other groups have their results.
-            lost = error if isinstance(error, StorageUnavailable) else StorageUnavailable(str(error), sent=False)
-            sent = [lost] * len(requests)
-        each = iter(sent)
-        return [next(each) if answer is None else answer for answer in answers]
-
-    def _grouped(self, operations: Sequence[Operation], *, split: bool) -> Collection[Group]:
-        """Return the calls of a batch: whether it is for writes, its hash tag, and the indexes of its operations.
-
-        ``split``: writes and other operations of a hash tag, which are from different tasks, have different calls.
-        """
-        if not self._server.spread:
-            return [(Apply in {*map(type, operations)}, 0, range(len(operations)))]
-        groups: dict[int, tuple[bool, int, list[int]]] = {}
-        for n, operation in enumerate(operations):
-            tag = tag_of(operation.address)
-            writes = not split or type(operation) is Apply
-            name = tag if writes else ~tag
-            if name in groups:
-                groups[name][2].append(n)
-            else:
-                groups[name] = writes, tag, [n]
-        return groups.values()
-
-    def _batch(
-        self, tag: int, operations: Sequence[Operation], indexes: Sequence[int], *, lane: str, number: int, use: str
-    ) -> Request:
-        keys = self._keys
-        prefix = keys.prefixes[tag]
-        journal = f"{prefix}j:{lane}" if use is _JOURNAL else f"{prefix}j:{lane}-"
-        now = "" if self.clock is None else self._now()
-        if len(indexes) == 1:
-            # Usual in a Cluster.
-            operation = operations[indexes[0]]
-            names, row = [keys.record(operation.address)], [*arguments(operation)]
-        else:
-            names, row = [], []
-            for n in indexes:
-                names.append(keys.record(operations[n].address))
-                row += arguments(operations[n])
-        count = str(len(names) + 2)
-        packed = to_msgpack([number, use, *row])
-        command = "EVALSHA", _BATCH.sha, count, f"{prefix}-", journal, *names, now, keys.width, packed
-        # Without a call of the constructor, which is a Python function.
-        return tuple.__new__(Request, (tag, _BATCH, command))
-
-    def _now(self) -> str:
-        return "" if self.clock is None else repr(float(self.clock()))
+    def _now(self) -> float | bool:
+        return False if self.clock is None else float(self.clock())
 
     async def _opened(self) -> None:
         if self._loop is not asyncio.get_running_loop():
@@ -428,10 +229,10 @@ class RedisStorage(Storage):
 
     async def beside(self, address: Address) -> Beside:
         await self._opened()
-        record, tag = self._keys.record(address), tag_of(address)
-        keys = [record.replace("}:r:", f"}}:{kind}:", 1) for kind in "lm"]
-        requests = [Request(tag, _BATCH, command) for command in (*[("GET", key) for key in keys], ("TIME",))]
-        *kept, time = [reply for reply, _ in await self._server.call(_ASIDE, requests)]
+        record = self._keys.record(address)
+        commands = [("GET", record.replace("}:r:", f"}}:{kind}:", 1)) for kind in "lm"]
+        read = partial(self._server.exchange, _ASIDE, tag_of(address), [*commands, ("TIME",)])
+        *kept, time = await read_again(read)
         now = int(time[0]) + int(time[1]) / 1e6 if self.clock is None else self.clock()
         # Both are "<until> <text>".
         (lease_until, _, holder), (memo_until, _, memo) = [

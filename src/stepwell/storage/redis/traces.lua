@@ -1,11 +1,10 @@
 -- Return the keys with a tag: of records, tombstones and memos.
 --
--- KEYS: "-", the index of tags (t:). ARGV: now, width, the limit, the namespace, and the tag with a newline.
+-- ARGV: the hash tags, the limit, the namespace, and the tag with a newline.
 
-local begins = ARGV[5]
-local low, high = bounds(begins)
-local keys = index_range(KEYS[2], low, high, tonumber(ARGV[3]))
-for n = 1, #keys do
-  keys[n] = sub(keys[n], #begins + 1)
-end
-return keys
+local most, space, begins = ARGV[4], ARGV[5], ARGV[6]
+
+return for_tags(function(prefix)
+  local low, high = bounds(begins)
+  return keys_of(prefix .. 't:' .. space, begins, low, high, most)
+end)

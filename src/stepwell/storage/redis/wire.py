@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 from hashlib import sha1
 from importlib.resources import files
@@ -27,17 +27,18 @@ from stepwell.storage.queue_text import queue_of, queue_text
 
 __all__ = [
     "TAGS",
-    "Argument",
     "Keys",
+    "Row",
     "Script",
-    "arguments",
     "begins",
     "decode_address",
     "decode_space",
+    "failure",
     "flow_part",
     "paired",
     "refusal",
     "result",
+    "row_of",
     "space_of",
     "stored",
     "tag_of",
@@ -61,34 +62,12 @@ class Keys:
 
     def __init__(self, prefix: str) -> None:
         self.prefix: str = prefix
-        #: The beginning of all keys of each hash tag; all have the same length.
-        self.prefixes: list[str] = [f"{prefix}:{{{tag:02}}}:" for tag in range(TAGS)]
-        self.width: str = str(len(self.prefixes[0].encode()))
+        self._prefixes: list[str] = [f"{prefix}:{{{tag:02}}}:r:" for tag in range(TAGS)]
         #: Returns the key of the record at an address.
         self.record: Callable[[Address], str] = lru_cache(maxsize=4096)(self._record)
 
     def _record(self, address: Address) -> str:
-        return f"{self.prefixes[tag_of(address)]}r:{address.text}"
-
-    def listing(self, tag: int, space: str, name: str | None) -> str:
-        """Return the index of the records of a namespace, or that of its tags."""
-        return f"{self.prefixes[tag]}{'k' if name is None else 't'}:{space}"
-
-    def deadlines(self, tag: int, space: str) -> str:
-        """Return the index of deadlines of a namespace."""
-        return f"{self.prefixes[tag]}d:{space}"
-
-    def queues(self, tag: int, space: str) -> str:
-        """Return the index of queues of a namespace."""
-        return f"{self.prefixes[tag]}q:{space}"
-
-    def namespaces(self, tag: int) -> str:
-        """Return the index of namespaces."""
-        return self.prefixes[tag] + "s"
-
-    def sweepable(self, tag: int) -> str:
-        """Return the index of keys that a sweep may remove."""
-        return self.prefixes[tag] + "x"
+        return self._prefixes[tag_of(address)] + address.text
 
 
 @lru_cache(maxsize=4096)
@@ -115,89 +94,92 @@ def decode_address(text: str) -> Address:
     return Address(decode_space(text[:at]), text[at + 1 :])
 
 
-# Arguments
+# Operations
 
-#: An argument of the batch script. All arguments of a batch are sent as one msgpack array.
-Argument: TypeAlias = str | float
+#: An operation as ``batch.lua`` gets it.
+Row: TypeAlias = list[Any]
 
 
-def arguments(operation: Operation) -> Sequence[Argument]:
-    """Return an operation for the batch script: its letter, the number of arguments that follow, and these."""
+def row_of(operation: Operation, key: str) -> Row:
+    """Return an operation on the record with this key for the batch script."""
     if isinstance(operation, Apply):
-        return _apply(operation)
+        return ["A", key, _change(operation)]
     if isinstance(operation, Claim):
-        return "C", 3, operation.token, float(operation.lease), "1" if operation.renew else ""
+        return ["C", key, operation.token, float(operation.lease), operation.renew]
     if isinstance(operation, Get):
         parts = operation.parts
         if isinstance(parts, Range):
-            return "G", 5, "r", *_range(parts)
-        if isinstance(parts, tuple):
-            return "G", 1 + len(parts), "n", *parts
-        return "G", 1, "1" if parts else ""
-    return "R", 1, operation.token
+            return ["G", key, False, False, _range(parts)]
+        return ["G", key, False, parts] if isinstance(parts, tuple) else ["G", key, parts]
+    return ["R", key, operation.token]
 
 
 _UNGUARDED: Final = Guard()
 
 
-def _range(wanted: Range) -> tuple[str, str, str, str]:
+def _range(wanted: Range) -> Row:
     """Return the first and last name in the form of ``ZRANGEBYLEX``, the limit, and whether the order is reversed."""
-    return (
+    return [
         "-" if wanted.first is None else "[" + wanted.first,
         "+" if wanted.last is None else "[" + wanted.last,
-        "-1" if wanted.limit is None else str(wanted.limit),
-        "1" if wanted.reverse else "",
-    )
+        -1 if wanted.limit is None else wanted.limit,
+        wanted.reverse,
+    ]
 
 
-def _apply(apply: Apply) -> list[Argument]:
-    change, guard = apply.change, apply.guard or _UNGUARDED
-    fields, head = change.set, change.head
+def _change(apply: Apply) -> dict[str, Any]:
+    """Return the table that ``operations.A`` in ``batch.lua`` describes."""
+    change, guard, fields = apply.change, apply.guard or _UNGUARDED, apply.change.set
     if change.delete:
         mode = "forget" if change.forget else "delete"
     else:
         mode = "replace" if change.replace else "merge"
-    row: list[Argument] = [
-        "A", 0, mode, change.write, guard.token or "", "-" if guard.base is None else "=" + guard.base,
-        str(change.limit), len(fields), *fields, *fields.values(),
-    ]  # fmt: skip
+    table: dict[str, Any] = {
+        "write": change.write, "mode": mode, "limit": change.limit, "names": [*fields], "texts": [*fields.values()],
+    }  # fmt: skip
+    if guard.token is not None:
+        table["token"] = guard.token
+    if guard.base is not None:
+        table["base"] = guard.base
     if guard.version is not None:
-        row += ("n", str(guard.version.number), "w", guard.version.write)
+        table |= {"version": str(guard.version.number), "writer": guard.version.write}
     if guard.absent:
-        row += ("b", "1")
+        table["absent"] = True
     if apply.then == "keep":
-        row += ("k", float(apply.lease))
+        table["keep"] = float(apply.lease)
     if apply.returning:
-        row += ("r", "1")
-    if head is not KEEP:
-        row += ("h", head.text)
-        if head.flow is not None:
-            row += ("a", head.flow)
-        if head.state is not None:
-            row += ("s", head.state)
+        table["returning"] = True
+    if change.head is not KEEP:
+        head = change.head
+        table["head"] = head.text
+        table["flow"] = False if head.flow is None else head.flow
+        table["state"] = False if head.state is None else head.state
     if change.memo is not KEEP:
-        row += ("m", change.memo)
+        table["memo"] = change.memo
     if change.deadline is not KEEP:
-        row += ("d", "-" if change.deadline is None else float(change.deadline))
+        table["deadline"] = False if change.deadline is None else float(change.deadline)
     if change.expiry is not KEEP:
-        row += ("e", "-" if change.expiry is None else float(change.expiry))
+        table["expiry"] = False if change.expiry is None else float(change.expiry)
     if change.tags is not KEEP:
-        row += ("g", "".join([_escaped(tag) + "\n" for tag in change.tags]))
+        table["tags"] = "".join([_escaped(tag) + "\n" for tag in change.tags])
     if change.queue is not KEEP:
-        row += ("o", "-" if change.queue is None else queue_text(change.queue))
+        table["queue"] = False if change.queue is None else queue_text(change.queue)
     if change.fresh:
-        row += ("f", "1")
-    for name in dict.fromkeys(change.unset):
-        # A field that one change both unsets and sets is set.
-        if name not in fields:
-            row += ("u", name)
-    for name, part in change.parts.items():
-        row += ("q", name) if part is None else ("p", name, "t", part)
+        table["fresh"] = True
+    # A field that one change both unsets and sets is set.
+    unset = [name for name in dict.fromkeys(change.unset) if name not in fields]
+    if unset:
+        table["unset"] = unset
+    if change.parts:
+        parts = {name: part for name, part in change.parts.items() if part is not None}
+        gone = [name for name, part in change.parts.items() if part is None]
+        if parts:
+            table |= {"parts": [*parts], "part_texts": [*parts.values()]}
+        if gone:
+            table["gone_parts"] = gone
     if change.drop is not None:
-        for argument in _range(change.drop):
-            row += ("l", argument)
-    row[1] = len(row) - 2
-    return row
+        table["gone_range"] = _range(change.drop)
+    return table
 
 
 def flow_part(flow: str | None) -> str:
@@ -320,24 +302,48 @@ def _refused(operation: Operation, reply: list[Any]) -> StepwellError:
     return refusal(reply[1], operation.address)
 
 
+def failure(message: str, where: str) -> StorageError:
+    """Return the error for operations that a script or a server has refused as a whole; nothing was written.
+
+    ``where``: the location of the server.
+    """
+    code = _codes(message) & _TEMPORARY.keys()
+    if code:
+        return StorageUnavailable(f"Redis at {where} {_TEMPORARY[code.pop()]} ({message})", sent=False)
+    if _lacks_permission(message):
+        return StorageUnavailable(
+            f"Redis at {where} does not permit its user to do this ({message}); see the ACL line in docs/redis.md",
+            sent=False,
+            final=True,
+        )
+    return StorageError(f"Redis at {where} refused a call: {message}")
+
+
 def refusal(message: str, address: Address) -> StepwellError:
-    """Return the error for a failure inside a script; raises ``StorageUnavailable`` if retrying may help."""
-    # Older servers put the line number in the script before the code, and Redis 6.2 a hyphen.
-    words = {word.removeprefix("-") for word in message.replace(":", " ").split()}
-    if "OOM" in words:
+    """Return the error for one operation in a script; raises ``StorageUnavailable`` if retrying may help."""
+    codes = _codes(message)
+    if "OOM" in codes:
         return StorageFull("Redis has reached its maxmemory and wrote nothing; raise the limit, or let records expire")
-    for code, what in _TEMPORARY.items():
-        if code in words:
-            raise StorageUnavailable(f"Redis {what} ({code}); nothing was written", sent=False)
-    if "WRONGTYPE" in words:
+    for code in codes & _TEMPORARY.keys():
+        raise StorageUnavailable(f"Redis {_TEMPORARY[code]} ({code}); nothing was written", sent=False)
+    if "WRONGTYPE" in codes:
         return CorruptRecord(address.text, "its key in Redis", "was overwritten by another program")
-    # The second text is the one of Redis 6.2.
-    if "ACL failure" in message or "user executing the script" in message:
+    if _lacks_permission(message):
         return StorageError(
             f"Redis does not permit its user to do this with {address.text} ({message}); "
             "see the ACL line in docs/redis.md"
         )
     return StorageError(f"Redis refused an operation on {address.text}: {message}")
+
+
+def _codes(message: str) -> set[str]:
+    # Older servers put the line number in the script before the code, and Redis 6.2 a hyphen.
+    return {word.removeprefix("-") for word in message.replace(":", " ").split()}
+
+
+def _lacks_permission(message: str) -> bool:
+    # The last text is the one of Redis 6.2.
+    return "NOPERM" in message or "ACL failure" in message or "user executing the script" in message
 
 
 #: Conditions that may pass, or that another server may not have.
@@ -350,4 +356,8 @@ _TEMPORARY: Final = {
     "CLUSTERDOWN": "is part of a cluster that is down",
     "TRYAGAIN": "is moving these keys to another node",
     "BUSY": "is running a long script",
+    "UNBLOCKED": "has become a replica",
+    "FENCED": "has got a later attempt already",
+    "MOVED": "has moved these keys to another node",
+    "ASK": "is moving these keys to another node",
 }
