@@ -16,8 +16,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -25,12 +26,16 @@ from typing import Any, NamedTuple
 from tests.servers.postgres import PostgresServer
 from tests.servers.redis import RedisServer
 
+import stepwell
 from benchmarks import performance_page
 from stepwell import Storage, open_storage
-from stepwell.fsm import FSM, Flow, state
+from stepwell.fsm import FSM, Context, Flow, Router, state
 from stepwell.nodes import Node, NodeFlow
+from stepwell.telegram import webhook
 
 UPDATES, USERS, NODES, REPEATS = 200, 50, 200, 5
+#: The folder of the package.
+SOURCE = str(Path(stepwell.__file__).parent)
 
 #: The calls that were measured last: one update by one user and one durable node, by Python version and backend.
 #: Python itself makes more or fewer calls from one minor version to the next. ``tests/test_calls.py`` fails when a
@@ -41,7 +46,7 @@ FIGURES: dict[tuple[int, int], dict[str, tuple[float, float]]] = {
 GROWTH = 0.15
 
 
-class Counter:
+class CallCounter:
     """Counts the calls of all threads that start after it."""
 
     def __init__(self) -> None:
@@ -73,7 +78,43 @@ class Counter:
         return sum([count[0] for count in self._counts])
 
 
-async def counted(counter: Counter, work: Callable[[], Awaitable[object]], count: int) -> float:
+class Crossed:
+    """The modules of Stepwell that are called, in all threads that start after it."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+        #: How often a call went to another module than the one before it in its thread.
+        self.changes = 0
+        self.on = False
+        self._local = threading.local()
+
+    def profile(self, frame: FrameType, event: str, arg: object) -> None:
+        if event == "call" and self.on and (name := frame.f_code.co_filename).startswith(SOURCE):
+            self.calls[name] += 1
+            self.changes += name != getattr(self._local, "before", name)
+            self._local.before = name
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Look at the calls of this thread and of those that start meanwhile."""
+        threading.setprofile(self.profile)
+        sys.setprofile(self.profile)
+        try:
+            yield
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)
+
+    async def of(self, work: Callable[[], Awaitable[object]], count: int) -> tuple[int, float]:
+        """Return how many modules most units of work cross, and how often a unit changes the module."""
+        await work()
+        self.on = True
+        await work()
+        self.on = False
+        return len([name for name, calls in self.calls.items() if calls > count / 2]), self.changes / count
+
+
+async def counted(counter: CallCounter, work: Callable[[], Awaitable[object]], count: int) -> float:
     """Return the calls per unit of work; ``count`` is the number of units."""
     before = counter.total
     await work()
@@ -110,7 +151,7 @@ def update(user: int) -> dict[str, Any]:
     return {"update_id": next(_ids), "message": message}
 
 
-async def updates(counter: Counter, storage: Storage, users: int) -> float:
+async def updates(counter: CallCounter, storage: Storage, users: int) -> float:
     """Return the calls per update: a transition and a changed field."""
     fsm = FSM("bench", storage=storage, flows=[Ping])
 
@@ -131,7 +172,7 @@ async def updates(counter: Counter, storage: Storage, users: int) -> float:
     return await counted(counter, lambda: all_users(times), users * times)
 
 
-async def nodes(counter: Counter, storage: Storage) -> float:
+async def nodes(counter: CallCounter, storage: Storage) -> float:
     """Return the calls per node of a durable run."""
     node = Loop()
     node - "again" >> node
@@ -140,9 +181,33 @@ async def nodes(counter: Counter, storage: Storage) -> float:
     return await counted(counter, lambda: flow.run({"n": 0}, storage=storage), NODES)
 
 
+async def webhook_update(folder: str) -> tuple[int, float]:
+    """Return the modules that an update through a webhook crosses on SQLite, and how often it changes the module."""
+    crossed = Crossed()
+    with crossed.watching():
+        async with open_storage(f"sqlite:///{folder}/webhook.db", sweep_every=None) as storage:
+            router = Router(FSM("bench", storage=storage, flows=[Ping], presence=False, run_timers=False))
+
+            @router.on()
+            async def step(ctx: Context) -> None:
+                if ctx.state is None:
+                    ctx.start_flow(Ping)
+                else:
+                    ctx.transition("pong" if ctx.state == "ping" else "ping")
+                ctx.data["count"] = ctx.data.get("count", 0) + 1
+
+            async with webhook(router, secret_token="secret", token="42:" + "a" * 35) as app:
+
+                async def deliver() -> None:
+                    for _ in range(UPDATES):
+                        assert await app.handle("secret", json.dumps(update(1))) == 200
+
+                return await crossed.of(deliver, UPDATES)
+
+
 async def on_backend(url: str) -> tuple[float, float, float]:
     """Return the calls for one update alone, one of many, and one durable node."""
-    counter = Counter()
+    counter = CallCounter()
     counter.start()
     try:
         async with open_storage(url, sweep_every=None) as storage:
@@ -219,7 +284,7 @@ async def aiogram_update() -> float:
         for _ in range(UPDATES):
             await dispatcher.feed_raw_update(bot, update(42))
 
-    counter = Counter()
+    counter = CallCounter()
     await feed()
     counter.start()
     try:
@@ -257,7 +322,7 @@ async def telegram_update() -> float:
         for _ in range(UPDATES):
             await application.process_update(Update.de_json(update(42), application.bot))
 
-    counter = Counter()
+    counter = CallCounter()
     await feed()
     counter.start()
     try:
@@ -285,7 +350,7 @@ async def pocketflow_node() -> float:
     async def run() -> None:
         pocketflow.Flow(start=node).run({"n": 0})
 
-    counter = Counter()
+    counter = CallCounter()
     counter.start()
     try:
         return await counted(counter, run, NODES)
@@ -310,7 +375,7 @@ async def langgraph_node(saver: str | None = None) -> float:
     graph.add_node("node", node)
     graph.add_edge(START, "node")
     graph.add_conditional_edges("node", lambda given: "node" if given["n"] < NODES else END)
-    counter = Counter()
+    counter = CallCounter()
     counter.start()
     try:
         async with AsyncExitStack() as stack:
@@ -364,6 +429,11 @@ async def lowest(count: Callable[[], Awaitable[float]]) -> float:
 async def main() -> None:
     """Print the figures, and write the page of the site."""
     logging.disable(logging.WARNING)
+    with tempfile.TemporaryDirectory() as folder:
+        modules, changes = await webhook_update(folder)
+    print(
+        f"a webhook update on SQLite crosses {modules} modules and changes the module {changes:.0f} times", flush=True
+    )
     found: list[Count] = []
     try:
         async for each in counts():

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.servers.redis import RedisServer
 
-from benchmarks.calls import Counter, Ping, counted, update
+from benchmarks.calls import CallCounter, Ping, counted, update
 from stepwell import SealedStorage, Storage, open_storage
 from stepwell.fsm import FSM
 from stepwell.storage.sealed import new_key
@@ -63,7 +63,7 @@ async def timed(users: Users) -> tuple[float, float]:
 
 async def calls(url: str, keys: list[str]) -> float:
     """Return the Python calls of one update."""
-    counter = Counter()
+    counter = CallCounter()
     counter.start()
     try:
         async with open_storage(url, **({"keys": keys} if keys else {})) as storage:

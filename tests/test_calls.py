@@ -27,7 +27,7 @@ async def test_calls_do_not_grow(kind: type[Backend], tmp_path: Path) -> None:
     update, node = KNOWN[kind.name]
     most = 1 + calls.GROWTH
     backend = kind(tmp_path)
-    counter = calls.Counter()
+    counter = calls.CallCounter()
     counter.start()
     try:
         async with open_storage(backend.place(), sweep_every=None) as storage:
