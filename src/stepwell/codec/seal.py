@@ -108,7 +108,7 @@ class Seal:
             # A readable error.
             values.encode([flow, state], self._limits, "$head")
             raise
-        flow, state = opened.index_texts
+        flow, state = opened.indexed or (flow, state)
         return Head(flow=flow, state=state, text=self.seal_body("h", "", body))
 
     def open_head(self, text: str | None) -> OpenedHead:

@@ -190,7 +190,7 @@ class Storage(Lifecycle):
         wake(self.wake_key, topic)
         if self._channel is not None:
             # The last notices are sent while the storage closes.
-            if self._closing is None and self._loop is not asyncio.get_running_loop():
+            if self._closing is None and self.loop is not asyncio.get_running_loop():
                 await self.ensure_open()
             await self._channel.send(topic)
 
@@ -228,7 +228,7 @@ class Storage(Lifecycle):
         removes = [add_listener(self.wake_key, topic, call)]
         if self._channel is not None:
             removes.append(self._channel.add(topic, call))
-            if self._loop is asyncio.get_running_loop():
+            if self.loop is asyncio.get_running_loop():
                 self._channel.start()
         return end
 
@@ -252,7 +252,7 @@ class Storage(Lifecycle):
         if type(operation) is Apply and operation.change.queue is not KEEP:
             check_queue(operation.change.queue)
         # Without a running loop, as in run_until_complete(storage.perform(...)), this must not raise yet.
-        if self._loop is None or self._loop is not asyncio._get_running_loop():
+        if self.loop is None or self.loop is not asyncio._get_running_loop():
             return self._open_and_perform(operation)
         name = self.lane_of(operation)
         return (self._lanes.get(name) or self._new_lane(name, self.run)).submit(operation)
@@ -288,7 +288,7 @@ class Storage(Lifecycle):
         query = Query(encode_namespace(namespace, self.limits), flow, state, tag, may_lag)
         after: Any = None
         while True:
-            if self._loop is not asyncio.get_running_loop():
+            if self.loop is not asyncio.get_running_loop():
                 await self.ensure_open()
             records, after = await self.page(query, after, page)
             for address, stored in records:

@@ -72,7 +72,7 @@ class MemoryStorage(Storage):
 
     async def perform(self, operation: Operation) -> Any:
         # No operation waits here, so there is nothing to batch.
-        if self._loop is not asyncio.get_running_loop():
+        if self.loop is not asyncio.get_running_loop():
             await self.ensure_open()
         if type(operation) is Apply and operation.change.queue is not KEEP:
             check_queue(operation.change.queue)

@@ -28,7 +28,8 @@ class Lifecycle(Facade):
         super().__init__(limits=limits, ids=ids)
         #: The local waiters for each address. Used by ``slot``.
         self.waiters: dict[Address, Any] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
+        #: The event loop in which it was opened; ``None`` while it is closed.
+        self.loop: asyncio.AbstractEventLoop | None = None
         #: The id of the process that opened it.
         self._process = 0
         #: ``close()`` was called, and ``open()`` not since then.
@@ -47,19 +48,14 @@ class Lifecycle(Facade):
         """Release the resources that ``_open`` acquired."""
 
     @property
-    def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The event loop in which it was opened."""
-        return self._loop
-
-    @property
     def is_open(self) -> bool:
         """Whether it is open."""
-        return self._loop is not None
+        return self.loop is not None
 
     @property
     def foreign_loop(self) -> asyncio.AbstractEventLoop | None:
         """The loop in which it is open if that one runs in another thread of this process, else ``None``."""
-        loop = self._loop
+        loop = self.loop
         if loop is None or loop is asyncio._get_running_loop() or self._process != os.getpid():
             return None
         return loop if loop.is_running() else None
@@ -73,13 +69,13 @@ class Lifecycle(Facade):
         """
         loop = asyncio.get_running_loop()
         self._closed = False
-        while self._loop is not loop:
+        while self.loop is not loop:
             pending = self._closing or self._opening
-            if self._loop is not None and self._process != os.getpid():
+            if self.loop is not None and self._process != os.getpid():
                 raise WrongLoop(forked=True)
             if pending is not None and pending.get_loop().is_closed():
                 self._closing = self._opening = pending = None
-            owner = self._loop if pending is None else pending.get_loop()
+            owner = self.loop if pending is None else pending.get_loop()
             if owner is not None and owner is not loop and not owner.is_closed():
                 raise WrongLoop
             if pending is None:
@@ -102,16 +98,16 @@ class Lifecycle(Facade):
 
     async def _begin(self) -> None:
         try:
-            if self._loop is not None:
+            if self.loop is not None:
                 # The loop that opened it is closed, and its tasks have ended with it.
-                self._loop, self._lanes = None, {}
+                self.loop, self._lanes = None, {}
                 self.waiters.clear()
                 self._outbox.reset()
                 if self._channel is not None:
                     self._channel.reset()
                 await self._close()
             await self._open()
-            self._loop, self._process = asyncio.get_running_loop(), os.getpid()
+            self.loop, self._process = asyncio.get_running_loop(), os.getpid()
             self._sweeper.start()
             if self._channel is not None:
                 self._channel.start()
@@ -130,13 +126,13 @@ class Lifecycle(Facade):
         if background is not None and background is background_loop():
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.close(), background))
             return
-        for owner in (self._loop, *(task.get_loop() for task in (self._opening, self._closing) if task is not None)):
+        for owner in (self.loop, *(task.get_loop() for task in (self._opening, self._closing) if task is not None)):
             if owner is not None and owner is not loop and not owner.is_closed():
                 raise WrongLoop
         self._closed = True
         if self._opening is not None:
             await asyncio.wait([self._opening])
-        if self._closing is None and self._loop is not None:
+        if self._closing is None and self.loop is not None:
             self._closing = loop.create_task(self._end(), name="stepwell-close")
             self._closing.add_done_callback(retrieve)
         if self._closing is not None:
@@ -144,7 +140,7 @@ class Lifecycle(Facade):
 
     async def _end(self) -> None:
         try:
-            self._loop = None
+            self.loop = None
             await self._sweeper.stop()
             while self._lanes:
                 # A lane may pass operations on to a new one.

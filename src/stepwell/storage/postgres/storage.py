@@ -165,7 +165,7 @@ class PostgresStorage(Storage):
                 # Each attempt has its own number, so that a message that arrives late claims nothing.
                 self._sent = number = self._sent + 1
         # The last batches of a lane are sent while the storage closes, so they must not wait for that.
-        if self._closing is None and self._loop is not asyncio.get_running_loop():
+        if self._closing is None and self.loop is not asyncio.get_running_loop():
             await self.ensure_open()
         now = None if self.clock is None else self.clock()
         # All batches lock their rows in this order.
@@ -234,7 +234,7 @@ class PostgresStorage(Storage):
         count = partial(self._places.oldest, now)
         if not oldest:
             count = partial(self._places.counts, await self.namespaces(), now)
-        elif self._loop is not asyncio.get_running_loop():
+        elif self.loop is not asyncio.get_running_loop():
             await self.ensure_open()
         try:
             return await self._counting.call(count)
@@ -413,7 +413,7 @@ class PostgresStorage(Storage):
         return await read_again(partial(self._fetch, sql, *args))
 
     async def _fetch(self, sql: str, *args: Any) -> list[Any]:
-        if self._loop is not asyncio.get_running_loop():
+        if self.loop is not asyncio.get_running_loop():
             await self.ensure_open()
         return await self._other.fetch(sql, *args)
 

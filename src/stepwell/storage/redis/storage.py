@@ -192,7 +192,7 @@ class RedisStorage(Storage):
     async def confirm(self, claim: Claim) -> None:
         if not self._wait:
             return
-        if self._loop is not asyncio.get_running_loop():
+        if self.loop is not asyncio.get_running_loop():
             raise StorageClosed
         # After a failover, a server that still has the claim also has all earlier writes. Renewing the claim checks
         # this, and is a write that WAIT can wait for.
@@ -215,7 +215,7 @@ class RedisStorage(Storage):
         return False if self.clock is None else float(self.clock())
 
     async def _opened(self) -> None:
-        if self._loop is not asyncio.get_running_loop():
+        if self.loop is not asyncio.get_running_loop():
             await self.ensure_open()
 
     # Listing, deadlines, sweeping

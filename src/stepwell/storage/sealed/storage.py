@@ -111,7 +111,7 @@ class SealedStorage(Storage):
             await self.inner.close()
 
     async def _opened(self) -> Storage:
-        if self._loop is not asyncio.get_running_loop():
+        if self.loop is not asyncio.get_running_loop():
             await self.ensure_open()
         return self.inner
 
@@ -121,7 +121,7 @@ class SealedStorage(Storage):
     # Operations
 
     async def perform(self, operation: Operation) -> Any:
-        if self._loop is None or self._loop is not asyncio._get_running_loop():
+        if self.loop is None or self.loop is not asyncio._get_running_loop():
             await self.ensure_open()
         if type(operation) is Apply:
             if operation.change.queue is not KEEP:

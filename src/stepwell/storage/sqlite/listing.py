@@ -9,10 +9,9 @@ from typing import Any
 from stepwell.record import Address
 from stepwell.storage.listing import ANY, Any_, Beside, Due, Page, Query, StateCount, Swept
 from stepwell.storage.queue_text import END
-from stepwell.storage.sqlite.columns import Row, checksum, row_and_sizes
+from stepwell.storage.sqlite.columns import Row, checksum, is_sound, row_and_sizes, stored
 from stepwell.storage.sqlite.rows import Rows
 from stepwell.storage.sqlite.schema import QUERIES
-from stepwell.storage.sqlite.stored import is_sound, stored
 
 __all__ = ["Listing"]
 

@@ -26,31 +26,29 @@ from stepwell.storage.operations import (
 from stepwell.storage.reference import weight
 from stepwell.storage.sqlite.columns import (
     COLUMNS,
+    FIELDS_DIFFER,
+    IS_RECORD,
+    MISSING,
+    NOT_AS_WRITTEN,
     NOTHING,
     Row,
+    contents_of,
     header_of,
+    is_sound,
     name_hash,
+    record_of,
     row_and_sizes,
     row_of,
+    salvaged,
+    stored,
     tags_of,
+    text_of,
+    texts_of,
     update,
 )
 from stepwell.storage.sqlite.connection import Connection
 from stepwell.storage.sqlite.parts import range_bindings, reading
 from stepwell.storage.sqlite.schema import QUERIES
-from stepwell.storage.sqlite.stored import (
-    FIELDS_DIFFER,
-    IS_RECORD,
-    MISSING,
-    NOT_AS_WRITTEN,
-    contents_of,
-    is_sound,
-    record_of,
-    salvaged,
-    stored,
-    text_of,
-    texts_of,
-)
 
 __all__ = ["LargeRecord", "Rows"]
 

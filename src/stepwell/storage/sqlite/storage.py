@@ -145,7 +145,7 @@ class SQLiteStorage(Storage):
         Operations go through the lane: a batch has one commit, and so one wait for the disk. A read runs on the loop:
         it does not wait for the disk, and takes less time than a switch to the thread and back.
         """
-        if isinstance(operation, Get) and self._loop is not None and self._loop is asyncio._get_running_loop():
+        if isinstance(operation, Get) and self.loop is not None and self.loop is asyncio._get_running_loop():
             return self._read_or_wait(operation)
         return super().perform(operation)
 
@@ -215,7 +215,7 @@ class SQLiteStorage(Storage):
 
     async def counts(self, *, oldest: bool = False) -> list[StateCount]:
         count = Listing.oldest if oldest else Listing.counts
-        if self._loop is not asyncio.get_running_loop():
+        if self.loop is not asyncio.get_running_loop():
             await self.ensure_open()
         if self._file.memory:
             return await self._list(count)
@@ -259,14 +259,14 @@ class SQLiteStorage(Storage):
         return await self._list(Listing.queues, namespace, prefix, after, limit)
 
     async def _list(self, work: Callable[..., T], *args: Any) -> T:
-        if self._loop is not asyncio.get_running_loop():
+        if self.loop is not asyncio.get_running_loop():
             await self.ensure_open()
         return await self._read(partial(work, self._listing, *args))
 
     async def sweep(self, limit: int = 1000) -> Swept:
         expired: list[tuple[Address, str | None]] = []
         removed = 0
-        if self._loop is not asyncio.get_running_loop():
+        if self.loop is not asyncio.get_running_loop():
             await self.ensure_open()
         while removed < limit:
             most = min(SWEEP_BATCH, limit - removed)
@@ -278,7 +278,7 @@ class SQLiteStorage(Storage):
         return Swept(expired, removed)
 
     async def settings(self) -> dict[str, Any]:
-        if self._loop is not asyncio.get_running_loop():
+        if self.loop is not asyncio.get_running_loop():
             await self.ensure_open()
         found: dict[str, Any] = await self._opened_thread().call(self._file.settings, self._rows.lease_clock())
         return {"backend": "sqlite", "synchronous": self.synchronous, **found}
@@ -288,7 +288,7 @@ class SQLiteStorage(Storage):
 
         This needs memory and disk space for a copy of the file. Meanwhile the file can be read but not written.
         """
-        if self._loop is not asyncio.get_running_loop():
+        if self.loop is not asyncio.get_running_loop():
             await self.ensure_open()
         most = QUICK_ERASE_BYTES if only_if_quick else None
         erased: bool = await self._opened_thread().call(self._file.erase, most)
