@@ -59,7 +59,8 @@ NAMES = {
         "decode_namespace", "decode_value", "displayed", "encode_key", "encode_namespace", "encode_value",
         "fingerprint",
         "from_json", "in_thread", "is_large", "is_registered", "is_secret", "log_tag", "masked_text", "observe_batches",
-        "observe_storages", "packed", "path_step", "quoted", "register_shape", "replaced", "require", "seal_data",
+        "observe_storages", "packed", "path_step", "quoted", "register_shape", "replaced", "require", "run_in_loop",
+        "seal_data",
         "secret_fields", "secret_fields_of", "sync_on", "to_json", "weight", "when_available",
     ],
     "stepwell.options": [

@@ -41,6 +41,7 @@ from stepwell.record import (
     Version,
 )
 from stepwell.slot import Changes, Slot
+from stepwell.storage.base.loops import run_in_loop
 from stepwell.storage.copying.copy import Copied, count_extra, count_records
 from stepwell.storage.listing import ANY, Any_, Due, Entry, Page, Query, StateCount
 from stepwell.storage.observers import RunBatch, observe_batches, observe_storages
@@ -130,6 +131,7 @@ __all__ = [
     "register_shape",
     "replaced",
     "require",
+    "run_in_loop",
     "seal_data",
     "secret_fields",
     "secret_fields_of",

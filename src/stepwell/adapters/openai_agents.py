@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from stepwell import Storage
-from stepwell.engine import as_storage, background_loop, masked_text, quoted, require
-from stepwell.errors import InsideLoop, InvalidOption, OutcomeUnknown
+from stepwell.engine import as_storage, background_loop, masked_text, quoted, require, run_in_loop
+from stepwell.errors import InsideLoop, InvalidOption
 from stepwell.log import Log
 
 require("agents", "openai-agents", distribution="openai-agents", minimum="0.8", below="1")
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["StepwellSession"]
 
 T = TypeVar("T")
-
-#: Seconds between two checks whether the loop of the storage still runs.
-LOOP_POLL: Final = 0.5
 
 
 class StepwellSession:
@@ -114,21 +111,9 @@ class StepwellSession:
 
     async def _run(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run a call in the loop in which the storage is open."""
-        here = asyncio.get_running_loop()
-        loop = self.storage.foreign_loop
-        if loop is None and self._owned and self.storage.loop is not here:
-            loop = background_loop()
-        if loop is None or loop is here:
-            return await call()
-        future = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call(), loop))
-        try:
-            while not future.done() and loop.is_running():
-                await asyncio.wait([future], timeout=LOOP_POLL)
-            if not future.done() or future.cancelled():
-                raise OutcomeUnknown(self._log.address.text, "the event loop in which the storage is open has stopped")
-            return future.result()
-        finally:
-            future.cancel()
+        # With a URL, the session works in any loop.
+        default = background_loop() if self._owned else None
+        return await run_in_loop(self.storage, call, self._log.address.text, default=default)
 
 
 def _settings(given: dict[str, Any] | None) -> SessionSettings:

@@ -11,18 +11,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 from weakref import WeakKeyDictionary
 
-from stepwell.engine import DAY, require
+from stepwell.engine import DAY, require, run_in_loop
 from stepwell.errors import TooLarge
 from stepwell.log import Log
 from stepwell.nodes.engine import DurableStep, durable_step
@@ -71,11 +71,11 @@ class Operations:
     async def run(self, key: str, body: Callable[[], Awaitable[object]]) -> object:
         """Return the stored result of an operation, or run it and store its result."""
         if self._known is None:
-            self._known = await self._in_loop(self._load())
+            self._known = await self._in_loop(self._load)
         if key in self._known:
             return self._known[key]
         result = await body()
-        await self._in_loop(self._store(key, result))
+        await self._in_loop(partial(self._store, key, result))
         return result
 
     async def _load(self) -> dict[str, Any]:
@@ -106,12 +106,9 @@ class Operations:
             error.add_note(f"the result of the operation {key!r}; let the tool return less, such as the name of a file")
             raise
 
-    async def _in_loop(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await something in the loop of the storage. ``agent.run_sync()`` in a ``def`` node has a loop of its own."""
-        loop = self._log.storage.loop
-        if loop is None or loop is asyncio.get_running_loop():
-            return await work
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
+    async def _in_loop(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        # ``agent.run_sync()`` in a ``def`` node has a loop of its own.
+        return await run_in_loop(self._log.storage, work, self._log.address.text)
 
 
 class Place:
