@@ -19,6 +19,8 @@ from telegram._utils.defaultvalue import DefaultValue
 from stepwell.adapters.ptb import ConversationHandler, StepwellPersistence
 
 URL = os.environ["STEPWELL_SUITE_URL"]
+#: Seconds that the tests wait instead of 10 ms.
+PAUSE = float(os.environ["STEPWELL_SUITE_PAUSE"])
 CONVERSATIONS = os.environ["STEPWELL_SUITE"] == "conversation"
 
 _ids = count(1)
@@ -90,7 +92,7 @@ class Patient:
         return getattr(asyncio, name)
 
     async def sleep(self, delay: float, *args: Any) -> Any:
-        return await asyncio.sleep(0.2 if 0 < delay < 0.1 else delay, *args)
+        return await asyncio.sleep(PAUSE if 0 < delay < 0.1 else delay, *args)
 
 
 def pytest_collection_modifyitems(items: list[Any]) -> None:
