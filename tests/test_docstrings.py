@@ -39,6 +39,7 @@ from stepwell.fsm import *
 from stepwell.inspector import inspector
 from stepwell.nodes import *
 from stepwell.botapi import BotAPI, Bot, Person
+from stepwell.dispatch import *
 from stepwell.record import *
 from stepwell.storage import *
 from stepwell.telegram import *
@@ -87,6 +88,7 @@ SHOWN_BY = {
     "Room": "World",
     "StepwellIsolation": "StepwellStorage",
     "Taken": "Claim",
+    "TimerSource": "serve_timers",
     "replaced": "Place",
 }
 

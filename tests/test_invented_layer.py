@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Awaitable, Callable
 
 from stepwell import Storage
 from stepwell.codec.json import replaced
+from stepwell.dispatch import serve_timers
 from stepwell.slot import Slot
 from stepwell.storage import Get
 from stepwell.testing import Clock
@@ -73,4 +76,27 @@ async def test_the_deadline_of_a_record_follows_its_timers_at_each_commit(backen
         slot.timers = {}
         await slot.commit()
     clock.advance(1000)
+    assert await storage.due(BOT) == []
+
+
+async def test_the_owner_of_an_invented_timer_is_called_in_one_of_two_processes(backend: Backend, clock: Clock) -> None:
+    storage = backend.storage(clock=clock)
+    served: list[str] = []
+
+    async def done(slot: Slot) -> Callable[[], Awaitable[object]]:
+        slot.state, slot.timers = "eaten", {}
+        await slot.commit()
+
+        async def serve() -> None:
+            served.append(slot.state or "")
+
+        return serve
+
+    await boil(storage, 180)
+    async with serve_timers(storage, BOT, {"done": done}), serve_timers(storage, BOT, {"done": done}):
+        clock.advance(180)
+        async with asyncio.timeout(20):
+            while not served:
+                await asyncio.sleep(0.01)
+    assert served == ["eaten"]
     assert await storage.due(BOT) == []

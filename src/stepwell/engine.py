@@ -18,6 +18,7 @@ from stepwell.codec.types import class_of, is_registered, packed, register_shape
 from stepwell.codec.values import decode as decode_value
 from stepwell.codec.values import encode as encode_value
 from stepwell.codec.values import step as path_step
+from stepwell.dispatch import WAKE, Owner, TimerSource, serve_timers
 from stepwell.log.names import log_tag
 from stepwell.record import (
     DAY,
@@ -64,6 +65,7 @@ __all__ = [
     "PROCESSES",
     "QUARANTINE",
     "RUNS",
+    "WAKE",
     "Address",
     "Any_",
     "Applied",
@@ -83,6 +85,7 @@ __all__ = [
     "Keep",
     "OpenedHead",
     "Operation",
+    "Owner",
     "Page",
     "Place",
     "Query",
@@ -97,6 +100,7 @@ __all__ = [
     "StateCount",
     "Stored",
     "Taken",
+    "TimerSource",
     "Version",
     "as_storage",
     "background_loop",
@@ -135,6 +139,7 @@ __all__ = [
     "seal_data",
     "secret_fields",
     "secret_fields_of",
+    "serve_timers",
     "sync_on",
     "to_json",
     "weight",

@@ -23,9 +23,9 @@ from telegram.ext import (
 from stepwell import Storage
 from stepwell.adapters.ptb import ConversationHandler, StepwellPersistence
 from stepwell.codec import encode_key
+from stepwell.dispatch import polling
 from stepwell.errors import EncodeError, InvalidOption
 from stepwell.slot import Slot
-from stepwell.storage import poller
 from stepwell.testing import Clock
 from tests.adapters.cancellation import cancel_at
 from tests.adapters.ptb_bots import builder, calls_of, make_app, message
@@ -356,7 +356,7 @@ async def test_a_timeout_ends_the_conversation_in_this_process(storage: Storage)
 async def test_another_worker_ends_the_conversation(
     backend: Backend, clock: Clock, killed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(poller, "TICK", 0.02)
+    monkeypatch.setattr(polling, "TICK", 0.02)
     storage = backend.storage(clock=clock)
     ended: asyncio.Queue[str] = asyncio.Queue()
 

@@ -170,7 +170,7 @@ async def test_a_question_is_answered_once(storage: Storage) -> None:
 
 
 async def test_workers_fire_sleeps_and_timeouts_once_each(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepwell.storage.poller.TICK", 0.02)
+    monkeypatch.setattr("stepwell.dispatch.polling.TICK", 0.02)
     ran: list[str] = []
     sleeps = linear(Sleep(0.05), Say(ran, "woke"), name="sleeps", storage=storage)
     waits = approval(ran, storage, timeout=0.05)

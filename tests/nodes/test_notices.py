@@ -18,11 +18,11 @@ WORKER = """
 import asyncio, sys
 from stepwell import open_storage
 from stepwell.nodes import worker
-from stepwell.storage import poller
+from stepwell.dispatch import polling
 from tests.nodes.test_notices import flow_in
 
 # Only a notice wakes the worker within the time of the test.
-poller.TICK = 600.0
+polling.TICK = 600.0
 
 
 async def main():

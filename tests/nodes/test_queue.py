@@ -8,11 +8,13 @@ import importlib
 import random
 from collections import Counter
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
 
 from stepwell import MemoryStorage, StateStorage, Storage
+from stepwell.dispatch import Dispatcher, polling
 from stepwell.errors import (
     CorruptRecord,
     InvalidGraph,
@@ -25,11 +27,10 @@ from stepwell.errors import (
     UsageError,
 )
 from stepwell.nodes import Limit, Node, NodeFlow, RunHandle, Wait, linear, step, worker
-from stepwell.nodes.dispatcher import Dispatcher
 from stepwell.nodes.queue import partitions
 from stepwell.nodes.queue.rates import Rate
+from stepwell.nodes.run_sources import sources_of
 from stepwell.record import PARTITIONS, RATES, RUNS, Address, Change, Head, Queue
-from stepwell.storage import poller
 from stepwell.storage.operations import Apply, Get
 from stepwell.testing import Clock
 from tests.backends import Backend
@@ -452,10 +453,10 @@ async def test_all_partitions_that_a_killed_process_has_left_are_repaired(
             lock = storage.address(PARTITIONS, ("f", partitions.encode(number)))
             await storage.perform(Apply(lock, Change(storage.ids(), delete=True, forget=True)))
     assert await storage.queued(RUNS, "f") == []
-    repairs = partitions.Repairs(storage)
+    repairs = partitions.Repairs(storage, ["f"])
     # A run that was promoted is in the queue of its partition no more, so the second check finds the rest.
     for found in (2, 4, 5, 5):
-        await repairs.check("f")
+        await repairs.check()
         assert len(await storage.queued(RUNS, "f")) == found
 
 
@@ -522,38 +523,70 @@ async def test_priorities_hold_over_the_revisions_of_a_flow(storage: Storage) ->
 
 
 @pytest.mark.every_backend
-@pytest.mark.parametrize("revision", [1, 100])
-async def test_an_idle_worker_reads_its_queues_with_one_query_whatever_the_number_of_revisions(
-    storage: Storage, monkeypatch: pytest.MonkeyPatch, revision: int
+@pytest.mark.parametrize(("flows", "revision"), [(1, 1), (12, 100)])
+async def test_an_idle_worker_reads_the_same_whatever_the_number_of_its_flows_and_revisions(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, flows: int, revision: int
 ) -> None:
     monkeypatch.setattr(importlib.import_module("stepwell.nodes.worker"), "REPAIR_EVERY", 0.05)
-    monkeypatch.setattr(poller, "TICK", 0.05)
+    monkeypatch.setattr(polling, "TICK", 0.05)
     calls: Counter[str] = Counter()
+    asking: ContextVar[bool] = ContextVar("asking", default=False)
 
     def count(owner: Any, name: str) -> None:
         original = getattr(owner, name)
 
-        def counted(*args: Any, **options: Any) -> Any:
-            # Of schedules and of the presence of workers too, but those do not depend on the revisions.
-            calls[name] += RUNS in args or owner is not storage
-            return original(*args, **options)
+        async def counted(*args: Any, **options: Any) -> Any:
+            # A memory reads one namespace after the other.
+            calls[name] += not asking.get()
+            token = asking.set(name == "due_in" or asking.get())
+            try:
+                return await original(*args, **options)
+            finally:
+                asking.reset(token)
 
         monkeypatch.setattr(owner, name, counted)
 
-    for name in ("due", "queued", "queues", "page"):
+    for name in ("due", "due_in", "queued", "queues", "page"):
         count(storage, name)
-    count(Dispatcher, "look")
+    count(Dispatcher, "_probe")
     count(partitions.Repairs, "check")
-    flow = NodeFlow(start=Node(name="a", inline=True), name="f", storage=storage, revision=revision)
-    async with worker([flow]):
+    every_flow = [
+        NodeFlow(start=Node(name="a", inline=True), name=f"f{number}", storage=storage, revision=revision)
+        for number in range(flows)
+    ]
+    async with worker(every_flow):
         calls.clear()
         async with asyncio.timeout(60):
-            while calls["queues"] < 4 or calls["queued"] < 4 or calls["due"] < 4:
+            while calls["queues"] < 4 or calls["queued"] < 4 or calls["due_in"] < 4:
                 await asyncio.sleep(0.01)
-        assert calls["due"] <= calls["look"]
-        assert calls["queued"] <= calls["look"]
+        assert max(calls["due_in"], calls["queued"]) <= calls["_probe"]
         assert calls["queues"] <= calls["check"]
-        assert calls["page"] == 0
+        assert calls["page"] == calls["due"] == 0
+
+
+@pytest.mark.every_backend
+async def test_partitions_of_every_flow_are_repaired_between_many_queues_of_other_flows(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partitions, "AT_ONCE", 3)
+    mine = [linear(Node(inline=True), name=name, storage=storage) for name in ("b", "m", "m@x", "z")]
+    others = [linear(Node(inline=True), name=name, storage=storage) for name in ("a", "c", "n", "zz")]
+    promote = partitions.promote
+
+    async def killed(*args: Any) -> None:
+        """Leave the run in the queue of its partition."""
+
+    with monkeypatch.context() as patched:
+        patched.setattr(partitions, "promote", killed)
+        for flow in (*mine, *others):
+            for number in range(4):
+                await flow.submit({}, flow_id=f"{flow.name}-{number}", partition=number)
+    assert partitions.promote is promote
+    repairs = partitions.Repairs(storage, [str(flow.name) for flow in mine])
+    for _ in range(16):
+        await repairs.check()
+    waiting = [name for name in await storage.queues(RUNS, limit=100) if "/" in name]
+    assert waiting == [f"{flow.name}/{number}" for flow in others for number in range(4)]
 
 
 @pytest.mark.every_backend
@@ -571,7 +604,8 @@ async def test_a_round_of_reads_is_the_same_at_100_revisions_with_a_waiting_part
 
         monkeypatch.setattr(storage, name, counted)
 
-    async def ignore(source: Any, address: Address) -> None: ...
+    async def ignore(source: Any, address: Address) -> bool:
+        return False
 
     async def reads(revision: int) -> Counter[str]:
         flow = NodeFlow(start=Wait("x"), name=f"f{revision}", storage=storage, revision=revision)
@@ -581,12 +615,14 @@ async def test_a_round_of_reads_is_the_same_at_100_revisions_with_a_waiting_part
                 await asyncio.sleep(0.01)
         await flow.submit()
         rate = {flow.name: Limit(rate=(1, 60))}
-        dispatcher = Dispatcher(storage, [flow], ignore, concurrency=2, limits=rate)
+        dispatcher, sources = Dispatcher(storage), sources_of(storage, [flow], ignore, concurrency=2, limits=rate)
+        dispatcher._sources.extend(sources)
+        dispatcher._use_loop()
         calls.clear()
         await dispatcher.look()
-        await partitions.Repairs(storage).check(flow.name)
+        await partitions.Repairs(storage, [flow.name]).check()
         found = Counter(calls)
-        await dispatcher.stop()
+        await dispatcher.stop(*sources)
         return found
 
     for name in ("due", "queued", "queues", "page", "perform"):

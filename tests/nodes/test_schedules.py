@@ -13,6 +13,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from stepwell import MemoryStorage, Storage
+from stepwell.dispatch import polling
 from stepwell.errors import CorruptRecord, EncodeError, InvalidOption, UnknownSchedule
 from stepwell.nodes import Node, NodeFlow, Schedules, cron, every, linear, worker
 from stepwell.nodes.schedules import stored
@@ -46,7 +47,7 @@ def flow_of(note: Note, name: str = "nightly") -> NodeFlow:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored, "EVERY", 0.01)
+    monkeypatch.setattr(polling, "TICK", 0.01)
 
 
 @pytest.fixture

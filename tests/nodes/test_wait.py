@@ -468,7 +468,7 @@ async def until(what: Callable[[], Awaitable[bool]]) -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepwell.storage.poller.TICK", 0.02)
+    monkeypatch.setattr("stepwell.dispatch.polling.TICK", 0.02)
 
 
 async def gone(flow: NodeFlow) -> bool:

@@ -219,10 +219,10 @@ def _share_partitions() -> None:
     async def acquire(*run: Any) -> None:
         pass
 
-    async def check(repairs: partitions.Repairs, flow: str) -> None:
+    async def check(repairs: partitions.Repairs) -> None:
         storage = repairs._storage
-        for name in await storage.queues(RUNS, prefix=partitions._prefix(flow), limit=partitions.AT_ONCE):
-            for waiting in await storage.queued(RUNS, name):
+        for name in await storage.queues(RUNS, limit=partitions.AT_ONCE):
+            for waiting in await storage.queued(RUNS, name if "/" in name else "-"):
                 await partitions._enqueue(storage, name, waiting)
 
     partitions.acquire = acquire

@@ -599,6 +599,11 @@ class ReadsTheDeadlinesOfOneFlow(FaultyStorage):
         return await super().due(namespace, **options)
 
 
+class ReadsDeadlinesOneNamespaceAfterTheOther(FaultyStorage):
+    async def due_in(self, wanted: Any, *, limit: int = 100) -> list[Due]:
+        return [due for namespace, flow in wanted.items() for due in await self.due(namespace, flow=flow)][:limit]
+
+
 class HidesClaimedRecordsInQueues(FaultyStorage):
     async def queued(self, namespace: str, name: str | Sequence[str], *, limit: int = 100) -> list[Address]:
         found = await super().queued(namespace, name, limit=limit)
@@ -1058,6 +1063,7 @@ CAUGHT_BY: dict[type[FaultyStorage], str] = {
     StaysAtItsFirstPlace: "test_a_write_keeps_moves_or_removes_the_queue",
     ReadsOneQueueAfterTheOther: "test_several_queues_are_read_together_by_priority_then_time_then_key",
     ReadsTheDeadlinesOfOneFlow: "test_the_deadlines_of_several_flows_are_read_together",
+    ReadsDeadlinesOneNamespaceAfterTheOther: "test_the_deadlines_of_several_namespaces_are_read_together",
     HidesClaimedRecordsInQueues: "test_the_holder_of_a_record_keeps_and_removes_its_queue",
     KeepsTheQueueOfExpiredRecords: "test_a_merge_into_an_expired_record_leaves_its_queue",
     QueuesExpiredRecords: "test_a_cleared_replaced_or_expired_record_is_in_no_queue",

@@ -60,7 +60,7 @@ class RunTasks:
         self._send = send
         self._user = user
         self.storage: Storage = common_storage(known, storage, user)
-        self._repairs = partitions.Repairs(self.storage)
+        self._repairs = partitions.Repairs(self.storage, self._flows)
 
     def check(self, flow: NodeFlow) -> str:
         """Return the name of a flow. Raises ``InvalidOption`` unless it is one of these flows."""
@@ -113,8 +113,8 @@ class RunTasks:
 
     async def ready(self) -> AsyncIterator[QueuedRun]:
         """Yield the runs that can be taken now: queued, answered, due, or left by a runner that has died."""
+        await self._repairs.check()
         for name, flow in self._flows.items():
-            await self._repairs.check(name)
             indexes = flow_indexes(name, flow.revision)
             found = [due.address for due in await self.storage.due(RUNS, flow=indexes, limit=MOST_READY)]
             found += await self.storage.queued(RUNS, indexes, limit=MOST_READY)

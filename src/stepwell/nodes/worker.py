@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from stepwell._secrets import quoted
 from stepwell.codec import decode_key
+from stepwell.dispatch import dispatcher_of
+from stepwell.dispatch.polling import poll
 from stepwell.errors import (
     Conflict,
     FlowChanged,
@@ -28,17 +30,16 @@ from stepwell.errors import (
 )
 from stepwell.nodes.control import runs
 from stepwell.nodes.control.options import common_storage
-from stepwell.nodes.dispatcher import Dispatcher, RunSource
 from stepwell.nodes.graph.base_flow import BaseFlow
 from stepwell.nodes.queue import partitions
 from stepwell.nodes.queue.limits import Limit
 from stepwell.nodes.run.error_text import summary_of
+from stepwell.nodes.run_sources import RunSource, sources_of
 from stepwell.nodes.schedules.schedule import Schedule
-from stepwell.nodes.schedules.stored import Ticker
+from stepwell.nodes.schedules.stored import ScheduleTimers
 from stepwell.nodes.walk.execution import check_concurrency
 from stepwell.options import check_function, check_instance
 from stepwell.record import RUNS, Address
-from stepwell.storage.poller import poll
 from stepwell.storage.presence import Presence
 from stepwell.storage.state_storage import is_configured
 from stepwell.storage.transport.starting import when_available
@@ -121,10 +122,12 @@ class RunWorker:
             )
         self._storage = common_storage(known, storage, "worker")
         self._closes = isinstance(storage, str)
-        self._dispatcher = Dispatcher(self._storage, known, self._handle, concurrency=concurrency, limits=named)
-        self._ticker = Ticker(self._storage, self._flows)
+        self._sources = [
+            *sources_of(self._storage, known, self._take_up, concurrency=concurrency, limits=named),
+            ScheduleTimers(self._storage, self._flows),
+        ]
         self._repairing: asyncio.Task[None] | None = None
-        self._repairs = partitions.Repairs(self._storage)
+        self._repairs = partitions.Repairs(self._storage, self._flows)
         self._ended = self._failed = 0
         self._announces = presence
         self._presence = Presence(self._storage, "worker", list(self._flows), self._counts)
@@ -154,9 +157,9 @@ class RunWorker:
         logger.info("started a worker of %s", ", ".join(map(quoted, self._flows)))
         if self._announces:
             self._presence.start()
-        self._ticker.start()
-        self._dispatcher.start()
-        repairing = poll(self._repair, self._rest, "partitions")
+        for source in self._sources:
+            dispatcher_of(self._storage).start(source)
+        repairing = poll(self._repairs.check, self._rest, "partitions")
         self._repairing = asyncio.get_running_loop().create_task(repairing, name="stepwell-partitions")
         return self
 
@@ -166,11 +169,10 @@ class RunWorker:
             # If the stop is cancelled, the rest still stops.
             if self._closes:
                 stack.push_async_callback(self._storage.close)
-            stack.push_async_callback(self._dispatcher.stop)
+            stack.push_async_callback(dispatcher_of(self._storage).stop, *self._sources)
             if self._repairing is not None:
                 self._repairing.cancel()
                 stack.push_async_callback(asyncio.wait, [self._repairing])
-            stack.push_async_callback(self._ticker.stop)
             stack.push_async_callback(self._presence.stop)
 
     async def run(self, *, wait_for_storage: bool = True) -> None:
@@ -199,14 +201,14 @@ class RunWorker:
                     loop.remove_signal_handler(number)
             logger.info("stopping; the runs of this worker are interrupted, and the next worker continues them")
 
-    async def _handle(self, source: RunSource, address: Address) -> None:
-        """Run one run to its end or its next wait, and log why it could not be."""
+    async def _take_up(self, source: RunSource, address: Address) -> bool:
+        """Run one run to its end or its next wait, and log why it could not be. Return whether it was started."""
         flow_id: Any = address.key
-        flow = source.flow
+        flow, started = source.flow, False
 
         def new_execution(program: Program, flow_id: str) -> Execution:
-            # The run has started, so reads of the source do not return it any more.
-            source.taking.discard(address)
+            nonlocal started
+            started = True
             source.tried(won=True)
             return flow._new_execution(program, flow_id)
 
@@ -223,12 +225,12 @@ class RunWorker:
             if busy.partition is None:
                 source.tried(won=False)
                 source.pauses.add(address)
-            return
+            return started
         except (FlowChanged, StoredDataError) as failure:
             if not (isinstance(failure, FlowChanged) and failure.stuck):
                 logger.warning("run %s could not be resumed here: %s", quoted(flow_id), failure)
                 source.pauses.add(address, FOREIGN_PAUSES)
-                return
+                return started
             # It has neither a deadline nor a queue, so no worker finds it again.
             news = "stuck"
         except RunStuck:
@@ -236,7 +238,7 @@ class RunWorker:
         except (Conflict, StorageError) as failure:
             logger.warning("run %s could not be resumed here: %s", quoted(flow_id), failure)
             source.pauses.add(address)
-            return
+            return started
         except Exception as error:  # noqa: BLE001 - the record of the run has the error
             logger.warning("run %s failed with %s; see flow.status()", quoted(flow_id), summary_of(error))
             news = "failed"
@@ -249,6 +251,7 @@ class RunWorker:
         # Not above: an error of a callback would be logged with that of the run, whose message may have a secret.
         if news is not None:
             await self._tell(self._on_failed if news == "failed" else self._on_stuck, flow, flow_id, news)
+        return started
 
     async def _tell(self, callback: RunCallback | None, flow: NodeFlow, flow_id: str, status: Status) -> None:
         """Call a callback with a run, if it has this status. Best effort: errors are logged, not raised."""
@@ -266,11 +269,6 @@ class RunWorker:
 
     def _counts(self) -> dict[str, int]:
         return {"done": self._ended, "failed": self._failed}
-
-    async def _repair(self) -> None:
-        """Start the next run of partitions that a killed process has left without one."""
-        for flow in self._flows.values():
-            await self._repairs.check(flow._title())
 
     async def _rest(self, pause: float) -> None:
         await asyncio.sleep(max(pause, REPAIR_EVERY) * self._storage.rng.uniform(0.8, 1.2))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 from stepwell.codec import encode_namespace
@@ -69,6 +69,8 @@ class Storage(Lifecycle):
         self.recently_left: dict[Address, tuple[float, float]] = {}
         #: The ends of the logs that this process has written recently. Used by ``log``.
         self.tails: dict[Address, Any] = {}
+        #: Serves what is due and queued. Used by ``dispatch``.
+        self.dispatcher: Any = None
         #: The leases that this process holds. Used by ``slot``.
         self.renewals: Renewals = Renewals()
         #: Called with the address and the sealed head of each expired record that the background sweep removes.
@@ -142,6 +144,17 @@ class Storage(Lifecycle):
         ``flow``: only records with this ``Head.flow``, or with one of several; others are not read.
         """
         raise Unsupported(type(self).__name__, "find deadlines")
+
+    async def due_in(self, wanted: Mapping[str, Sequence[str] | Any_], *, limit: int = 100) -> list[Due]:
+        """Return the first due records of several encoded namespaces together, earliest first.
+
+        ``wanted``: the flows of each namespace, as in ``due``. A storage on a server needs one round trip for it; this
+        one, for others, reads one namespace after the other.
+        """
+        found = [
+            due for namespace, flows in wanted.items() for due in await self.due(namespace, limit=limit, flow=flows)
+        ]
+        return sorted(found, key=lambda due: due.deadline)[:limit]
 
     async def queued(self, namespace: str, name: str | Sequence[str], *, limit: int = 100) -> list[Address]:
         """Return the first records of a queue in an encoded namespace, or of several queues together.

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from telegram import Update, ext
 from telegram.ext._handlers.conversationhandler import PendingState
 
+from stepwell import Storage
 from stepwell.adapters.ptb.claims import UpdateClaim
 from stepwell.adapters.ptb.conversation import conversations_in
 from stepwell.adapters.ptb.held_conversation import HeldConversation
@@ -19,16 +20,25 @@ from stepwell.adapters.ptb.objects import bot_of_objects
 from stepwell.adapters.ptb.pending import PendingHandlers, resolve
 from stepwell.adapters.ptb.persistence import StepwellPersistence
 from stepwell.adapters.ptb.timeouts import ConversationTimeout, ConversationTimers, seconds_of, timeout_field
-from stepwell.engine import Address, Get, Stored, decode_key, encode_namespace
-from stepwell.storage.poller import DueTasks
+from stepwell.engine import Address, Get, Stored, TimerSource, decode_key
 
 __all__ = ["ClaimedUpdates", "updates_of"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 _Application: TypeAlias = ext.Application[Any, Any, Any, Any, Any, Any]
-#: Seconds before a timeout that failed is tried again: the first pause and the longest.
-PAUSES = (1.0, 300.0)
+
+
+class DueTimeouts(TimerSource):
+    """The records with overdue timeouts. ``fire`` claims them itself, with the other records of their update."""
+
+    def __init__(self, storage: Storage, namespace: str, fire: Callable[[Address], Awaitable[bool]]) -> None:
+        super().__init__(storage, namespace, {}, what="conversation timeouts")
+        self._fire = fire
+
+    async def serve(self, address: Address) -> bool:
+        """Fire the timeouts of a record."""
+        return await self._fire(address)
 
 
 class ClaimedUpdates:
@@ -40,16 +50,13 @@ class ClaimedUpdates:
         self._pending = PendingHandlers(persistence.storage)
         self._timers = ConversationTimers(lambda timeout: self._spawn(self._time_out(timeout)))
         self._tasks: set[asyncio.Task[None]] = set()
-        self._due: DueTasks | None = None
+        self._due: DueTimeouts | None = None
 
     def start(self) -> None:
         """Start to look for timeouts that no other process has fired, if a handler has a timeout."""
         if self._due is None and any(seconds_of(handler) for handler in conversations_in(self.application)):
             storage = self.persistence.storage
-            namespace = encode_namespace(self.persistence.namespace, storage.limits)
-            self._due = DueTasks(
-                storage, namespace, self._time_out_record, what="conversation timeouts", waits=True, pauses=PAUSES
-            )
+            self._due = DueTimeouts(storage, self.persistence.namespace, self.time_out_record)
             self._due.start()
 
     async def stop(self) -> None:
@@ -158,7 +165,7 @@ class ClaimedUpdates:
 
         await self._run(update, work)
 
-    async def _time_out_record(self, address: Address) -> bool:
+    async def time_out_record(self, address: Address) -> bool:
         """Fire the timeouts of a record that are overdue."""
         storage, application = self.persistence.storage, self.application
         stored: Stored | None = await storage.perform(Get(address))
@@ -172,7 +179,7 @@ class ClaimedUpdates:
                 found = True
         if not found and self._due is not None:
             # Another process may have the handler.
-            self._due.pause(address)
+            self._due.pauses.add(address)
         return found
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

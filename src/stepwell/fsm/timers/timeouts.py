@@ -6,22 +6,24 @@ tick, or the next update if that comes first. It reads the deadline again after 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from math import inf
 from time import monotonic, time
 from typing import Any
 
 from stepwell import _portal
-from stepwell.codec import decode_key, encode_namespace
+from stepwell.codec import decode_key
+from stepwell.dispatch import TimerSource
+from stepwell.dispatch.timers import LEASE, Outcome
 from stepwell.errors import AlreadyHeld, Busy, Unsupported
 from stepwell.fsm.base import Machine
 from stepwell.fsm.conversation.awaited import explain_await
 from stepwell.fsm.conversation.block import CLOSED
 from stepwell.fsm.conversation.commit import run_hooks, write
 from stepwell.fsm.conversation.context import Context
-from stepwell.fsm.conversation.extension import TIMEOUT, extension_of
+from stepwell.fsm.conversation.extension import EXPIRY, HAND_OVER, OUTBOX, TIMEOUT, extension_of
 from stepwell.fsm.conversation.migration import catch_up
 from stepwell.fsm.events import TimerFired, emit, subscribers
 from stepwell.fsm.timers import expiry, outbox
@@ -29,16 +31,10 @@ from stepwell.fsm.update import Update
 from stepwell.record import Address
 from stepwell.slot import Slot
 from stepwell.storage import Storage
-from stepwell.storage.poller import DueTasks
 
 __all__ = ["Timers", "is_due", "is_timed_out", "time_out"]
 
 logger: logging.Logger = logging.getLogger(__name__)
-
-#: Seconds of a lease. Short, so that another worker can soon fire the timers of a worker that died.
-LEASE = 1.0
-#: Seconds before a timer that failed is retried: the first pause and the longest.
-PAUSES = (1.0, 300.0)
 
 
 def is_due(slot: Slot) -> bool:
@@ -89,15 +85,12 @@ async def time_out(fsm: Machine, slot: Slot) -> outbox.Unsent | None:
 
 
 class Timers:
-    """The timers of one worker."""
+    """The timers of one machine."""
 
     def __init__(self, fsm: Machine) -> None:
         self._fsm = fsm
-        namespace = encode_namespace(fsm.bot, fsm.storage.limits)
-        self._held: Callable[[Address], bool] | None = None
-        self._due = DueTasks(
-            fsm.storage, namespace, self._fire, what="timers", waits=True, pauses=PAUSES, skip=self._is_held
-        )
+        owners = {TIMEOUT: self._time_out, EXPIRY: self._expire, HAND_OVER: self._expire, OUTBOX: self._send}
+        self._source = TimerSource(fsm.storage, fsm.bot, owners, lease=min(LEASE, fsm.lease))
 
     def check(self) -> None:
         """Raise ``Unsupported`` if timers are needed and the storage cannot find deadlines."""
@@ -106,9 +99,9 @@ class Timers:
             raise Unsupported(type(self._fsm.storage).__name__, what)
 
     def start(self) -> None:
-        """Start polling for deadlines if a flow has timeouts, or ``on_expired`` or ``send`` is set."""
+        """Serve the timers if a flow has timeouts, or ``on_expired`` or ``send`` is set."""
         if self._needed or (self._fsm.send is not None and type(self._fsm.storage).due is not Storage.due):
-            self._due.start()
+            self._source.start()
 
     def warn(self, *, running: bool) -> None:
         """Log a warning if no worker of this process fires the timers, or nothing can send their answers.
@@ -132,59 +125,42 @@ class Timers:
         return self._fsm.hands_over or any(flow.timeouts for flow in self._fsm.flows.values())
 
     async def stop(self, *, timeout: float) -> None:
-        """Stop polling, and cancel running timers after the timeout. Each is then either committed or stays due."""
-        await self._due.stop(timeout=timeout)
+        """Stop, and cancel running timers after the timeout. Each is then either committed or stays due."""
+        await self._source.stop(timeout=timeout)
 
     def hold(self, held: Callable[[Address], bool] | None) -> None:
         """Do not fire the timers of addresses for which ``held`` returns ``True``."""
-        self._held = held
-
-    def _is_held(self, address: Address) -> bool:
-        return self._held is not None and self._held(address)
+        self._source.skip = held
 
     async def tick(self) -> int:
         """Fire all timers that are due now, and wait for them. Return how many were fired."""
-        return sum(await asyncio.gather(*await self._due.look()))
+        return await self._source.tick()
 
-    async def _fire(self, address: Address) -> bool:
+    async def _time_out(self, slot: Slot) -> Outcome:
+        if expiry.is_expired(slot) or not catch_up(self._fsm.flows, slot):
+            # Another worker may have the flow.
+            return False
+        unsent = await time_out(self._fsm, slot)
+        return partial(outbox.deliver, self._fsm, decode_key(slot.address.key), unsent)
+
+    async def _expire(self, slot: Slot) -> Outcome:
         fsm = self._fsm
-        try:
-            key = decode_key(address.key)
-            async with Slot(fsm.storage, fsm.bot, key, wait=0, lease=min(LEASE, fsm.lease)) as slot:
-                if not is_due(slot):
-                    return False
-                entries: tuple[Any, ...] = ()
-                unsent: outbox.Unsent | None = None
-                expired = expiry.is_expired(slot)
-                if fsm.send is not None and outbox.is_due(slot):
-                    unsent = await outbox.take(slot)
-                elif fsm.hands_over and (expired or expiry.is_waiting(slot)):
-                    entries = await expiry.take(slot)
-                elif expired and extension_of(slot).profile and fsm.on_expired is None:
-                    await expiry.retire(fsm, slot)
-                elif not expired and is_timed_out(slot) and catch_up(fsm.flows, slot):
-                    unsent = await time_out(fsm, slot)
-                else:
-                    # Another worker may have the flow or on_expired.
-                    self._due.pause(address)
-                    return False
-        except (Busy, AlreadyHeld):
-            # The next update or the next tick applies the timeout.
-            return False
-        except Exception:
-            logger.exception("the timeout at %s failed and will be retried", address.text)
-            self._due.pause(address)
-            return False
-        self._due.unpause(address)
-        if entries:
+        if fsm.hands_over:
             # The record is not held meanwhile: on_expired may be slow, or open the same conversation.
-            return await self._hand_over(address, key, entries)
-        await outbox.deliver(fsm, key, unsent)
-        return True
+            return partial(self._hand_over, slot.address, await expiry.take(slot))
+        if expiry.is_expired(slot) and extension_of(slot).profile and fsm.on_expired is None:
+            await expiry.retire(fsm, slot)
+            return None
+        return False
 
-    async def _hand_over(self, address: Address, key: Any, entries: tuple[Any, ...]) -> bool:
+    async def _send(self, slot: Slot) -> Outcome:
+        if self._fsm.send is None:
+            return False
+        return partial(outbox.deliver, self._fsm, decode_key(slot.address.key), await outbox.take(slot))
+
+    async def _hand_over(self, address: Address, entries: tuple[Any, ...]) -> bool:
         try:
-            await expiry.hand_over(self._fsm, key, entries)
+            await expiry.hand_over(self._fsm, decode_key(address.key), entries)
         except (Busy, AlreadyHeld):
             # The entries stay and are handed over again.
             return False

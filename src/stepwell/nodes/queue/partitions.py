@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -187,19 +187,30 @@ async def following(storage: Storage, flow: str, flow_id: str) -> str | None:
 
 
 class Repairs:
-    """Finds partitions whose next run nothing else will start, and starts it: up to ``AT_ONCE`` of a flow at a time."""
+    """Finds partitions whose next run nothing else will start, and starts it: up to ``AT_ONCE`` at a time."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, flows: Iterable[str]) -> None:
         self._storage = storage
-        #: The last queue that was checked, by the name of its flow.
-        self._last: dict[str, str] = {}
+        #: The flows by the beginning of the names of their queues.
+        self._flows = {_prefix(flow): flow for flow in sorted(flows, key=_prefix)}
+        #: The next check begins behind this name.
+        self._after = next(iter(self._flows))
 
-    async def check(self, flow: str) -> None:
-        """Check the next partitions of a flow."""
-        prefix, after = _prefix(flow), self._last.get(flow, "")
-        names = await self._storage.queues(RUNS, prefix=prefix, after=after, limit=AT_ONCE)
-        self._last[flow] = names[-1] if len(names) == AT_ONCE else ""
-        repairs = (promote(self._storage, flow, name.removeprefix(prefix)) for name in names)
+    async def check(self) -> None:
+        """Check the next partitions."""
+        names = await self._storage.queues(RUNS, after=self._after, limit=AT_ONCE)
+        repairs, last = [], ""
+        for name in names:
+            last = f"{name.partition('/')[0]}/"
+            if last in self._flows and name != last:
+                repairs.append(promote(self._storage, self._flows[last], name.removeprefix(last)))
+        if len(names) < AT_ONCE:
+            self._after = next(iter(self._flows))
+        elif last in self._flows:
+            self._after = names[-1]
+        else:
+            # The queues of flows in between are skipped.
+            self._after = next((prefix for prefix in self._flows if prefix > names[-1]), next(iter(self._flows)))
         for problem in await asyncio.gather(*repairs, return_exceptions=True):
             if isinstance(problem, BaseException):
                 raise problem

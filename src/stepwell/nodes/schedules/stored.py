@@ -7,8 +7,6 @@ crash does not run again.
 
 from __future__ import annotations
 
-import asyncio
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,27 +16,23 @@ from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 from stepwell._secrets import quoted
 from stepwell.codec import decode_key
 from stepwell.codec.values import conform
-from stepwell.errors import Busy, CorruptRecord, InvalidOption, StepwellError, StorageError
+from stepwell.dispatch import Places, TimerSource
+from stepwell.errors import CorruptRecord, InvalidOption
 from stepwell.nodes.queue.submitting import KEPT, submit
 from stepwell.nodes.schedules.ticks import GRACE, Missed, Timing, tick_id
-from stepwell.record import SCHEDULES, Address, Place
+from stepwell.record import SCHEDULES, Place
 from stepwell.slot import Slot
-from stepwell.storage.poller import Pauses, poll
 
 if TYPE_CHECKING:
     from stepwell.nodes.graph.base_flow import BaseFlow
     from stepwell.storage import Storage
 
-__all__ = ["ScheduleStatus", "Ticker", "change", "declare", "describe", "hold", "status_of"]
+__all__ = ["ScheduleStatus", "ScheduleTimers", "change", "declare", "describe", "hold", "status_of"]
 
-logger: logging.Logger = logging.getLogger(__name__)
-
-#: Seconds between two polls for due schedules.
-EVERY = 0.5
-#: The most schedules of one poll, and the most runs that one poll submits for a schedule.
-PAGE, MOST_RUNS = 100, 1000
-#: The first and the longest pause, in seconds, before a schedule that failed is tried again.
-PAUSES = (1.0, 300.0)
+#: The timer of a schedule: its next tick.
+NEXT = "next"
+#: How many schedules are submitted at once, and the most runs that are submitted for a schedule under one claim.
+AT_ONCE, MOST_RUNS = 8, 1000
 #: The lease of a schedule in seconds. If a worker dies while it submits a tick, the tick is late by this time.
 LEASE = 3.0
 #: Seconds to wait for a worker that holds a schedule; longer than the lease of one that has died.
@@ -187,7 +181,7 @@ async def change(slot: Slot, changes: Mapping[str, Any]) -> None:
 async def _write(slot: Slot) -> None:
     data = slot.data
     slot.place = Place(data["flow"], "paused" if data["paused"] else "active")
-    await slot.commit(timers={} if data["paused"] else {"next": data["next"]}, force=True)
+    await slot.commit(timers={} if data["paused"] else {NEXT: data["next"]}, force=True)
 
 
 def _timing(data: Mapping[Any, Any]) -> Timing:
@@ -200,53 +194,19 @@ def _check(name: Any, data: Mapping[Any, Any]) -> None:
         raise CorruptRecord(f"{SCHEDULES}/{name}", "the schedule", f"has another form ({problem})")
 
 
-class Ticker:
+class ScheduleTimers(TimerSource):
     """Submits the runs of due schedules, for one worker."""
 
     def __init__(self, storage: Storage, flows: Mapping[str, BaseFlow]) -> None:
-        self._storage = storage
-        self._flows = flows
-        self._pauses = Pauses(*PAUSES)
-        self._polling: asyncio.Task[None] | None = None
+        owners = {NEXT: self._submit}
+        super().__init__(
+            storage, SCHEDULES, owners, flows=list(flows), places=[Places(AT_ONCE)], lease=LEASE, what="schedule"
+        )
+        self._runs_of = flows
 
-    def start(self) -> None:
-        """Start polling."""
-        polling = poll(self._look, self._rest, "schedules")
-        self._polling = asyncio.get_running_loop().create_task(polling, name="stepwell-schedules")
-
-    async def stop(self) -> None:
-        """Stop polling. A tick that is being submitted stays due."""
-        if self._polling is not None:
-            self._polling.cancel()
-            await asyncio.wait([self._polling])
-
-    async def _rest(self, pause: float) -> None:
-        await asyncio.sleep(max(pause, EVERY) * self._storage.rng.uniform(0.8, 1.2))
-
-    async def _look(self) -> None:
-        for flow in self._flows.values():
-            for due in await self._storage.due(SCHEDULES, limit=PAGE, flow=flow._title()):
-                if due.address not in self._pauses:
-                    await self._tick(flow, due.address)
-
-    async def _tick(self, flow: BaseFlow, address: Address) -> None:
-        try:
-            # Another worker that holds it submits this tick.
-            async with hold(self._storage, decode_key(address.key), wait=0.0) as slot:
-                if slot.found and slot.deadline is not None and slot.deadline <= slot.now:
-                    await self._submit(flow, decode_key(address.key), slot)
-        except Busy:
-            return
-        except StorageError:
-            raise
-        except StepwellError as error:
-            logger.warning("the schedule %s could not be run: %s", address.key, error)
-            self._pauses.add(address)
-        else:
-            self._pauses.remove(address)
-
-    async def _submit(self, flow: BaseFlow, name: str, slot: Slot) -> None:
+    async def _submit(self, slot: Slot) -> None:
         """Submit the ticks that are due, then write the next one. A crash between the two repeats the same ids."""
+        flow, name = self._runs_of[slot.flow or ""], decode_key(slot.address.key)
         data, now = slot.data, slot.now
         _check(name, data)
         timing = _timing(data)
@@ -255,7 +215,7 @@ class Ticker:
             await submit(
                 flow,
                 data["shared"],
-                storage=self._storage,
+                storage=self.storage,
                 flow_id=tick_id(name, tick),
                 partition=None,
                 after=None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self
 
@@ -320,6 +320,27 @@ class PostgresStorage(Storage):
             *args,
         )
         return [Due(Address(namespace, row[0]), row[1]) for row in rows]
+
+    async def due_in(self, wanted: Mapping[str, Sequence[str] | Any_], *, limit: int = 100) -> list[Due]:
+        whole = [namespace for namespace, flows in wanted.items() if isinstance(flows, Any_)]
+        pairs = [
+            (namespace, escaped(flow))
+            for namespace, flows in wanted.items()
+            if not isinstance(flows, Any_)
+            for flow in dict.fromkeys(flows)
+        ]
+        first = (
+            f"cross join lateral (select r.key, r.deadline from {self._quoted}.records r "  # noqa: S608
+            f"where r.namespace = n.namespace and r.deadline <= {_NOW.format(2)} and r.alive {{}}"
+            f"and (r.expires_at is null or r.expires_at > {_NOW.format(2)}) order by r.deadline, r.key limit $1) d"
+        )
+        rows = await self._read(
+            f"select n.namespace, d.key, d.deadline from unnest($3::text[]) n (namespace) {first.format('')} "  # noqa: S608
+            "union all select n.namespace, d.key, d.deadline from unnest($4::text[], $5::text[]) n (namespace, flow) "
+            f"{first.format(f'and r.flow = {self._quoted}.indexed(n.flow) ')} order by deadline limit $1",
+            *(limit, self._now(), whole, [namespace for namespace, _ in pairs], [flow for _, flow in pairs]),
+        )
+        return [Due(Address(namespace, key), deadline) for namespace, key, deadline in rows]
 
     async def queued(self, namespace: str, name: str | Sequence[str], *, limit: int = 100) -> list[Address]:
         if not isinstance(name, str):

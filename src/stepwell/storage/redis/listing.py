@@ -115,22 +115,31 @@ class RedisListing:
         flow: str | Any_ | Sequence[str] | None,
     ) -> list[Due]:
         """Return the records whose deadline has passed."""
-        if isinstance(flow, Any_):
-            flows: list[str] | bool = False
-        else:
-            names = (flow,) if flow is None or isinstance(flow, str) else flow
-            flows = [*dict.fromkeys(flow_part(each) for each in names)]
-            if not flows:
-                return []
+        flows = flow if isinstance(flow, Any_) else (flow,) if flow is None or isinstance(flow, str) else flow
+        wanted = _wanted({namespace: flows})
         latest = False if before is None else float(before)
         last = (False, "") if after is None else (float(after.deadline), after.address.key)
 
         async def ask(tags: Collection[int], most: int) -> dict[int, list[tuple[float, str]]]:
-            replies = await self._read_known(_DUE, tags, latest, most, space_of(namespace), *last, flows)
-            pairs = {tag: zip(map(float, reply[1::2]), reply[::2], strict=True) for tag, reply in replies.items()}
+            replies = await self._read_known(_DUE, tags, latest, most, *last, wanted)
+            pairs = {tag: zip(map(float, reply[1::2]), reply[::2], strict=True) for tag, (reply, *_) in replies.items()}
             return {tag: sorted(each)[:most] for tag, each in pairs.items()}
 
+        if not wanted:
+            return []
         return [Due(Address(namespace, key), deadline) for deadline, key in await _first_of(ask, limit)]
+
+    async def due_in(self, wanted: Mapping[str, Sequence[str] | Any_], limit: int) -> list[Due]:
+        """Return the first records of several namespaces whose deadline has passed."""
+        asked = {namespace: flows for namespace, flows in wanted.items() if isinstance(flows, Any_) or flows}
+        found: set[Due] = set()
+        if asked:
+            replies = await self._read_known(_DUE, range(TAGS), False, limit, False, "", _wanted(asked))
+            for each in replies.values():
+                for namespace, reply in zip(asked, each, strict=False):
+                    pairs = zip(reply[::2], reply[1::2], strict=True)
+                    found.update(Due(Address(namespace, key), float(deadline)) for key, deadline in pairs)
+        return sorted(found, key=lambda due: due.deadline)[:limit]
 
     async def queued(self, namespace: str, name: str | Sequence[str], limit: int) -> list[Address]:
         """Return the first records of a queue, or of several together."""
@@ -251,3 +260,12 @@ async def _first_of(
 
 def _filter(name: str | Any_ | None) -> str:
     return "*" if isinstance(name, Any_) else "-" if name is None else "=" + name
+
+
+def _wanted(asked: Mapping[str, Sequence[str | None] | Any_]) -> list[tuple[str, list[str] | bool]]:
+    """Return the namespaces and their flows as the script takes them; ``False``: all flows."""
+    return [
+        (space_of(namespace), False if isinstance(flows, Any_) else [*dict.fromkeys(map(flow_part, flows))])
+        for namespace, flows in asked.items()
+        if isinstance(flows, Any_) or flows
+    ]

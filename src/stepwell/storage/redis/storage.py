@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Coroutine, Hashable, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
 
@@ -261,6 +261,10 @@ class RedisStorage(Storage):
     ) -> list[Due]:
         await self._opened()
         return await self._listing.due(namespace, before=before, limit=limit, after=after, flow=flow)
+
+    async def due_in(self, wanted: Mapping[str, Sequence[str] | Any_], *, limit: int = 100) -> list[Due]:
+        await self._opened()
+        return await self._listing.due_in(wanted, limit)
 
     async def queued(self, namespace: str, name: str | Sequence[str], *, limit: int = 100) -> list[Address]:
         await self._opened()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 from stepwell.codec.large import in_thread
@@ -241,6 +241,11 @@ class SealedStorage(Storage):
         inner = await self._opened()
         hidden = self._hidden("flow", namespace, flow)
         return await inner.due(namespace, before=before, limit=limit, after=after, flow=hidden)
+
+    async def due_in(self, wanted: Mapping[str, Sequence[str] | Any_], *, limit: int = 100) -> list[Due]:
+        inner = await self._opened()
+        hidden = {namespace: self._hidden("flow", namespace, flows) for namespace, flows in wanted.items()}
+        return await inner.due_in(hidden, limit=limit)
 
     async def queued(self, namespace: str, name: str | Sequence[str], *, limit: int = 100) -> list[Address]:
         inner = await self._opened()

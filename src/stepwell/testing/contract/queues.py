@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from stepwell.codec import decode_key
 from stepwell.errors import InvalidOption, RecordExists, StepwellError
-from stepwell.record import Queue, State
-from stepwell.storage import Applied, Due, Guard, Storage
+from stepwell.record import KEEP, Change, OpenedHead, Place, Queue, State
+from stepwell.storage import ANY, Applied, Apply, Due, Guard, Storage
+from stepwell.storage.listing import Any_
 from stepwell.testing.clock import Clock
 from stepwell.testing.contract.suite import BOT, KEY, Suite, apply, claim, fields, found, get, release
 
@@ -113,6 +115,24 @@ class QueuePromises(Suite):
         assert await storage.due(BOT, flow=flows, limit=2, after=found[1]) == found[2:]
         assert await storage.due(BOT, flow=["f"]) == [found[0], found[2]]
         assert await storage.due(BOT, flow=[]) == []
+
+    async def test_the_deadlines_of_several_namespaces_are_read_together(self, storage: Storage) -> None:
+        for key in range(9):
+            address, flow = storage.address((BOT, "other", "日本")[key % 3], key), ("f", "g", None)[key // 3]
+            head = storage.seal(address).head(OpenedHead(place=Place(flow, "s"))) if flow else KEEP
+            change = Change(storage.ids(), head=head, deadline=100.0 if key == 8 else -10.0 + key)
+            await storage.perform(Apply(address, change))
+        encoded = {name: storage.address(name, 0).namespace for name in (BOT, "other", "日本", "none")}
+        wanted: dict[str, Sequence[str] | Any_] = {
+            encoded[BOT]: ANY,
+            encoded["other"]: ["g", "none", "f"],
+            encoded["日本"]: ANY,
+            encoded["none"]: ANY,
+        }
+        found = await storage.due_in(wanted)
+        assert [decode_key(due.address.key) for due in found] == [0, 1, 2, 3, 4, 5, 6]
+        assert await storage.due_in(wanted, limit=3) == found[:3]
+        assert await storage.due_in({encoded["other"]: []}) == await storage.due_in({}) == []
 
     async def test_the_holder_of_a_record_keeps_and_removes_its_queue(self, storage: Storage) -> None:
         await apply(storage, data={}, queue=Queue("q", 1))

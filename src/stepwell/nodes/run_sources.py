@@ -1,0 +1,125 @@
+"""The runs that a worker takes: for each of its flows those with a due timer, and those in its queues."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from stepwell.dispatch import Places, QueueSource, Source, TimerSource
+from stepwell.errors import StoredDataError
+from stepwell.nodes.queue.rates import Rate
+from stepwell.nodes.run.notices import workers_topic
+from stepwell.nodes.run.table import flow_indexes, table_of
+from stepwell.record import RUNS, Address
+from stepwell.storage.operations import Get
+
+if TYPE_CHECKING:
+    from stepwell.nodes.flow import NodeFlow
+    from stepwell.nodes.queue.limits import Limit
+    from stepwell.storage import Storage
+
+    #: Takes up a run, and returns whether it was started.
+    TakeUp = Callable[["RunSource", Address], Awaitable[bool]]
+
+__all__ = ["RunSource", "sources_of"]
+
+#: The first and the longest pause, in seconds, before a run that is busy or could not be resumed is retried.
+PAUSES = (0.5, 8.0)
+#: The same for a queued run: another worker has just claimed it, or has died since then.
+QUEUED_PAUSES = (0.05, 4.0)
+
+
+class RunSource(Source):
+    """Runs of one flow, of all its revisions. ``take_up`` claims a run, because whoever calls the flow does so too."""
+
+    flow: NodeFlow
+    take_up: TakeUp
+    rate: Rate | None
+    #: The runs that were started with a permit of their flow's rate.
+    permitted: set[Address]
+
+    async def serve(self, address: Address) -> bool:
+        """Run a run to its end or its next wait."""
+        return await self.take_up(self, address)
+
+    def ended(self, address: Address, *, served: bool) -> None:
+        """Give back the permit of a run that another worker has started."""
+        if address in self.permitted:
+            self.permitted.discard(address)
+            if not served and self.rate is not None:
+                self.rate.give_back()
+
+    async def take_permits(self, starts: list[Address]) -> set[Address]:
+        """Return the runs that the rate of the flow does not allow to start now."""
+        if self.rate is None or not starts:
+            return set()
+        permitted = starts[: await self.rate.take(len(starts))]
+        self.permitted.update(permitted)
+        return set(starts).difference(permitted)
+
+
+class QueuedRuns(RunSource, QueueSource):
+    """The queued runs of a flow."""
+
+    @property
+    def free_at(self) -> float:
+        """The loop time at which the rate has permits again."""
+        return 0.0 if self.rate is None else self.rate.free_at
+
+    async def permit(self, found: list[Address]) -> list[Address]:
+        """Return the runs that the rate of the flow allows to start now."""
+        refused = await self.take_permits(found)
+        if refused:
+            self.wake()
+        return [address for address in found if address not in refused]
+
+
+class DueRuns(RunSource, TimerSource):
+    """The runs of a flow with a due timer: they sleep, wait with a timeout, have mail, or their runner has died."""
+
+    async def permit(self, found: list[Address]) -> list[Address]:
+        """Return the runs that the rate of the flow allows to start now. It does not limit runs that have started."""
+        if self.rate is None or not found:
+            return found
+        refused = await self.take_permits(await self._not_started(found))
+        until = max(self.rate.free_at - asyncio.get_running_loop().time(), 0.01)
+        for address in refused:
+            self.pauses.add(address, (until, until))
+        return [address for address in found if address not in refused]
+
+    async def _not_started(self, found: list[Address]) -> list[Address]:
+        records = await asyncio.gather(*(self.storage.perform(Get(address)) for address in found))
+        waiting = []
+        for address, stored in zip(found, records, strict=True):
+            # A record that is damaged is reported when it is taken.
+            with contextlib.suppress(StoredDataError):
+                table = None if stored is None else table_of(await self.storage.read_head(address, stored), address)
+                if table is not None and table["status"] == "queued":
+                    waiting.append(address)
+        return waiting
+
+
+def sources_of(
+    storage: Storage, flows: Iterable[NodeFlow], take_up: TakeUp, *, concurrency: int, limits: Mapping[str, Limit]
+) -> list[Source]:
+    """Return the sources of a worker. ``limits``: the limits of single flows, by name."""
+    shared = Places(concurrency)
+    sources: list[Source] = []
+    for flow in flows:
+        limit = limits.get(flow._title())
+        own = None if limit is None or limit.concurrency is None else Places(limit.concurrency)
+        rate = None if limit is None or limit.rate is None else Rate(storage, flow._title(), *limit.rate)
+        indexes = flow_indexes(flow._title(), flow.revision)
+        options: dict[str, Any] = {
+            "places": [shared] if own is None else [shared, own],
+            "topics": [workers_topic(index) for index in indexes],
+            "what": "run",
+        }
+        due = DueRuns(storage, RUNS, {}, flows=indexes, pauses=PAUSES, **options)
+        queued = QueuedRuns(storage, RUNS, indexes, pauses=QUEUED_PAUSES, **options)
+        for source in (due, queued):
+            source.flow, source.take_up, source.rate, source.permitted = flow, take_up, rate, set()
+            sources.append(source)
+    return sources
