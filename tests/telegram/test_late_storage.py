@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import resource
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from stepwell.botapi import Bot, BotAPI
+from stepwell.storage.sqlite.schema import APPLICATION
 from stepwell.telegram import BotClient
 from tests.servers.postgres import PostgresServer
 from tests.servers.process import free_port
@@ -213,7 +216,9 @@ def test_a_worker_that_starts_before_its_storage_waits_for_it(late: Late) -> Non
         ("redis://:wrong@{redis}/0", "refuses the user or password"),
         ("redis://:hunter2@{redis}/99", "has no database 99"),
         ("postgresql://postgres@{postgres}/nowhere", 'database "nowhere" does not exist'),
+        ("postgresql://guarded:wrong@{postgres}/postgres", "password authentication failed"),
         ("sqlite:////nonexistent/bot.db", "the folder /nonexistent does not exist"),
+        ("sqlite:///{folder}/newer.db", "has schema 99, this release supports up to 1"),
     ],
 )
 async def test_an_error_that_waiting_does_not_solve_ends_a_bot_at_once(
@@ -227,7 +232,10 @@ async def test_an_error_that_waiting_does_not_solve_ends_a_bot_at_once(
         server = PostgresServer().start()
     try:
         address = f"127.0.0.1:{server.port}" if server else ""
-        url = wrong.format(redis=address, postgres=address)
+        url = wrong.format(redis=address, postgres=address, folder=tmp_path)
+        with closing(sqlite3.connect(tmp_path / "newer.db")) as newer:
+            newer.execute(f"PRAGMA application_id = {APPLICATION}")
+            newer.execute("PRAGMA user_version = 99")
         began = time.monotonic()
         async with command(
             "run", "bot.py", "--api", api.url, "--storage", url, folder=tmp_path, BOT_TOKEN=bot.token
@@ -241,3 +249,5 @@ async def test_an_error_that_waiting_does_not_solve_ends_a_bot_at_once(
     assert output.startswith("stepwell: ")
     assert output.count("\n") == 1
     assert error in output
+    assert "hunter2" not in output
+    assert ":wrong@" not in output
