@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from typing import Any, Final
 
 from stepwell.adapters.framework.retry import retry_until_free
-from stepwell.engine import ReservedNamespace, Slot
+from stepwell.engine import Change, ReservedNamespace, Stored
 from stepwell.fsm import FSM
 
 __all__ = ["BotMachines", "Send"]
@@ -67,12 +67,13 @@ class BotMachines:
 
     async def _is_first(self, bot_id: int) -> bool:
         # Stored, because the first bot after a restart may be another one.
-        storage, name = self.fsm.storage, self.fsm.bot
-        known = await retry_until_free(lambda: storage.get_data(BOTS, name))
-        if not known:
-            async with AsyncExitStack() as stack:
-                slot = await retry_until_free(lambda: stack.enter_async_context(Slot(storage, BOTS, name)))
-                slot.data.setdefault("first", bot_id)
-                known = dict(slot.data)
-                await slot.commit()
-        return bool(known["first"] == bot_id)
+        storage = self.fsm.storage
+        address = storage.address(BOTS, self.fsm.bot)
+        fields = storage.seal(address).fields({"first": bot_id})
+
+        def decide(stored: Stored | None) -> Change | None:
+            return None if stored is not None and stored.fields else storage.change(address, set=fields)
+
+        await retry_until_free(lambda: storage.edit(address, decide))
+        known = await retry_until_free(lambda: storage.get_data(BOTS, self.fsm.bot))
+        return known is not None and bool(known["first"] == bot_id)

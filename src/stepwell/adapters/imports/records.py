@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from stepwell import Storage
-from stepwell.engine import KEEP, NOWHERE, Apply, Change, Get, Guard, OpenedHead, Place, Seal, Stored
+from stepwell.engine import KEEP, NOWHERE, Apply, Get, Guard, OpenedHead, Place, Seal, Stored
 from stepwell.errors import EncodeError, InvalidKey, RecordExists, StoredDataError, TooLarge, VersionChanged
 
 __all__ = ["ImportProblem", "ImportResult", "ImportedRecord", "RecordImport"]
@@ -106,16 +106,14 @@ class RecordImport:
                 result.keep(record.source, f"{address.text} has another state or other data")
                 return
         if not self._dry_run:
-            change = Change(
-                storage.ids(),
+            change = storage.change(
+                address,
                 replace=there is not None,
                 fresh=there is None,
                 # A new record without a state needs no head.
                 head=KEEP if there is None and record.place == NOWHERE else head,
                 set=fields,
                 tags=record.tags,
-                expiry=storage.expiry_of(address),
-                limit=seal.limit,
             )
             guard = Guard(absent=True) if there is None else Guard(version=there.version)
             try:
