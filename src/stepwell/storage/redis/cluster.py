@@ -44,13 +44,11 @@ class Cluster(Server):
         try:
             await manager.initialize()
         except DRIVER_ERRORS as error:
+            await _hang_up(manager)
             self._manager = None
             raise await self._unreachable() from error
-        finally:
-            # Its connections are only for lookups.
-            with suppress(*DRIVER_ERRORS):
-                await manager.aclose()
-                await manager.aclose("startup_nodes")
+        # Its connections are only for lookups.
+        await _hang_up(manager)
         owners: list[Node | None] = []
         replicas = []
         for slot in SLOTS:
@@ -98,5 +96,15 @@ class Cluster(Server):
 
     async def close(self) -> None:
         """Close all connections."""
-        self._manager = None
         await super().close()
+        if self._manager is not None:
+            # A lookup may have been cancelled.
+            await _hang_up(self._manager)
+            self._manager = None
+
+
+async def _hang_up(manager: Any) -> None:
+    for nodes in ("nodes_cache", "startup_nodes"):
+        # RuntimeError: the connections of a closed loop are closed already.
+        with suppress(*DRIVER_ERRORS, RuntimeError):
+            await manager.aclose(nodes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlencode
 
@@ -83,11 +84,10 @@ class SentinelServer(Server):
             master = Node(*await manager.discover_master(name))
             replicas = [Node(*each) for each in await manager.discover_slaves(name)]
         except DRIVER_ERRORS as error:
+            await _hang_up(manager)
             raise await self._unknown() from error
-        finally:
-            # Its connections are only for lookups.
-            for each in manager.sentinels:
-                await each.connection_pool.disconnect()
+        # Its connections are only for lookups.
+        await _hang_up(manager)
         self.owners, self.replicas = [master] * TAGS, [replicas] * TAGS
 
     def _new_manager(self) -> Any:
@@ -161,8 +161,18 @@ class SentinelServer(Server):
 
     async def close(self) -> None:
         """Close all connections."""
-        self._manager = None
         await super().close()
+        if self._manager is not None:
+            # A lookup may have been cancelled.
+            await _hang_up(self._manager)
+            self._manager = None
+
+
+async def _hang_up(manager: Any) -> None:
+    for sentinel in manager.sentinels:
+        # RuntimeError: the connections of a closed loop are closed already.
+        with suppress(*DRIVER_ERRORS, RuntimeError):
+            await sentinel.connection_pool.disconnect()
 
 
 def _following(replicas: list[dict[str, Any]]) -> list[tuple[str, int]]:

@@ -309,9 +309,11 @@ class Server:
         self._finding = asyncio.Lock()
         if self._watch is not None:
             self._watch.cancel()
-        if self._search is not None and not self._search.get_loop().is_closed():
-            self._search.cancel()
-        self._watch = self._search = None
+        search, self._watch, self._search = self._search, None, None
+        if search is not None and not search.get_loop().is_closed():
+            search.cancel()
+            # It closes the connections of its lookup.
+            await asyncio.wait([search])
         connections, self._connections = self._connections, {}
         for connection in connections.values():
             await connection.close(wait=True)
