@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from stepwell.errors import StepwellError
 from stepwell.fsm.flows.description import Flows
 from stepwell.fsm.keys import KeyStrategy
 from stepwell.fsm.policy import Policy, UnknownStatePolicy
 from stepwell.fsm.update import Update
+from stepwell.record import Address
 from stepwell.storage import Storage
 
 __all__ = ["Machine", "Send"]
@@ -61,6 +63,13 @@ class Machine:
     expires: bool
     #: Expired conversations are passed to ``on_expired``.
     hands_over: bool
+
+    def address_of(self, key: Any) -> Address | None:
+        """Return the address of a key; ``None`` if there is no key, or one that cannot be encoded."""
+        try:
+            return None if key is None else self.storage.address(self.bot, key)
+        except StepwellError:
+            return None
 
     async def prepare(self) -> None:
         """Open the storage and initialise the bot."""

@@ -6,28 +6,35 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any
 
+from stepwell.codec.json import Struct
 from stepwell.errors import BotApiError, StepwellError
 from stepwell.fsm.base import Machine
 from stepwell.fsm.events import AnswerRefused, emit, subscribers
 from stepwell.fsm.update import Update
-from stepwell.record import Address
 
 __all__ = ["Origin", "report_refusal", "sending"]
 
 
-class Origin(NamedTuple):
-    """Where calls come from: an update, or a timer or job at an address."""
+class Origin(Struct, frozen=True):
+    """Where calls come from: an update, or a timer or job of a key."""
 
     fsm: Machine
     #: ``None`` if an update has no key.
     key: Any = None
-    address: Address | None = None
     update: Update | None = None
     update_id: int | str | None = None
-    #: The handler, as ``module.function``; ``None`` if it is not known, as for an update that was handled before.
-    handler: str | None = None
+    #: ``None`` if it is not known, as for an update that was handled before.
+    handler: Any = None
+
+    @property
+    def handler_name(self) -> str | None:
+        """The handler as ``module.function``."""
+        handler = self.handler
+        if handler is None:
+            return None
+        return f"{handler.__module__}.{getattr(handler, '__qualname__', type(handler).__qualname__)}"
 
 
 _origin: ContextVar[Origin | None] = ContextVar("stepwell_origin", default=None)
@@ -51,15 +58,15 @@ def report_refusal(logger: logging.Logger, call: Mapping[str, Any], error: Stepw
         chat = origin.update.chat.id
     about = {"chat": chat}
     if origin is not None:
-        about["update"], about["handler"] = origin.update_id, origin.handler
+        about["update"], about["handler"] = origin.update_id, origin.handler_name
         if origin.update is None:
             about["key"] = origin.key
     told = ", ".join(f"{name} {value}" for name, value in about.items() if value is not None)
     logger.warning("a call was not sent: %s%s", error, f" ({told})" if told else "")
     if origin is not None and (origin.fsm.subscribers or subscribers):
         emit(
-            AnswerRefused, origin.fsm, origin.key, origin.address,
-            update=origin.update, update_id=origin.update_id, handler=origin.handler, method=call.get("method"),
+            AnswerRefused, origin.fsm, origin.key, origin.fsm.address_of(origin.key),
+            update=origin.update, update_id=origin.update_id, handler=origin.handler_name, method=call.get("method"),
             chat=chat, code=error.code if isinstance(error, BotApiError) else None,
             description=error.description if isinstance(error, BotApiError) else str(error), error=error,
         )  # fmt: skip

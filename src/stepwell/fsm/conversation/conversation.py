@@ -8,7 +8,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Any
 
-from stepwell.errors import Conflict, DuplicateUpdate, InvalidOption, StepwellError, StorageError
+from stepwell.errors import Conflict, DuplicateUpdate, InvalidOption, StorageError
 from stepwell.fsm import keys
 from stepwell.fsm.admin import move_chat
 from stepwell.fsm.base import Machine
@@ -36,7 +36,7 @@ from stepwell.fsm.timers.expiry import is_expired, retire
 from stepwell.fsm.timers.timeouts import is_timed_out, time_out
 from stepwell.fsm.update import Update
 from stepwell.log.update import UpdateAppends
-from stepwell.record import KEEP, Address
+from stepwell.record import KEEP
 from stepwell.slot import Slot
 
 __all__ = ["NOT_GIVEN", "Conversation"]
@@ -242,20 +242,12 @@ class Conversation:
     @property
     def origin(self) -> Origin:
         """The origin of its calls."""
-        name = None
-        if self.handler is not None:
-            name = f"{self.handler.__module__}.{getattr(self.handler, '__qualname__', type(self.handler).__qualname__)}"
-        return Origin(self._fsm, self._key, self._address(), self._update, self._update_id, name)
-
-    def _address(self) -> Address | None:
-        try:
-            return None if self._key is None else self._fsm.storage.address(self._fsm.bot, self._key)
-        except StepwellError:
-            # The key cannot be encoded, which the claim reports.
-            return None
+        return Origin(
+            fsm=self._fsm, key=self._key, update=self._update, update_id=self._update_id, handler=self.handler
+        )
 
     def _emit(self, kind: type[FSMEvent], **fields: Any) -> None:
-        emit(kind, self._fsm, self._key, self._address(), update=self._update, **fields)
+        emit(kind, self._fsm, self._key, self._fsm.address_of(self._key), update=self._update, **fields)
 
     def _failed(self, error: BaseException, *, again: bool = False) -> None:
         explain_await(error)

@@ -133,7 +133,7 @@ async def _deliver(fsm: Machine, key: Any, unsent: Unsent) -> None:
     while following is not None:
         left = list(following.calls)
         try:
-            with sending(Origin(fsm, key, fsm.storage.address(fsm.bot, key))):
+            with sending(Origin(fsm, key)):
                 await _send(fsm, following.entry, left)
         except asyncio.CancelledError:
             await _hand_back(fsm, key, following.entry, left)
@@ -171,7 +171,7 @@ async def deliver_held(fsm: Machine, slot: Slot, unsent: Unsent) -> None:
     following: Unsent | None = unsent
     while following is not None:
         left = list(following.calls)
-        with sending(Origin(fsm, decode_key(slot.address.key), slot.address)):
+        with sending(Origin(fsm, decode_key(slot.address.key))):
             await _send(fsm, following.entry, left)
         following = await _replace(fsm, slot, following, left, holds=True)
 

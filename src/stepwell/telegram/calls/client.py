@@ -136,7 +136,7 @@ class BotClient:
 
     async def _try(self, link: _Link, call: _Call, turn: SendTurn | None) -> Any:
         """Send a call until it is accepted or refused, or patience ends."""
-        loop = asyncio.get_running_loop()
+        loop = link.loop
         began, failures, accepted = loop.time(), 0, link.accepted
         while True:
             answer = await self._attempt(link, call)

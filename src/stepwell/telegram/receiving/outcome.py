@@ -79,14 +79,16 @@ class Unfinished:
             press = self.press
             if press is not None and not any(map(press.is_answered_by, self.calls)):
                 press.answer()
-            send = sender.send if router.send is None else router.send
             while self.calls:
                 assert self._origin is not None
                 call = self.calls[0]
                 answers = press is not None and press.is_answered_by(call)
                 if press is None or not answers or await press.admits(call):
                     with sending(self._origin):
-                        accepted = await _portal.call_function(send, call)
+                        if router.send is None:
+                            accepted = await sender.send(call)
+                        else:
+                            accepted = await _portal.call_function(router.send, call)
                     if press is not None and answers:
                         press.settle(accepted=accepted is not False)
                 self.calls.popleft()
