@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from stepwell._optional import require
@@ -45,10 +45,9 @@ DriverConnection: TypeAlias = "asyncpg.Connection[Any]"
 #: An error that the server reported.
 ServerError = asyncpg.PostgresError
 
+
 #: Bytes per read.
 READ_SIZE = 64 * 1024
-#: Types with lower OIDs are built in, and are the same on every server.
-FIRST_OWN_OID = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,41 +111,17 @@ class Source(ABC):
         """Close a connection that is no longer needed."""
 
 
-@dataclass(frozen=True, slots=True)
-class _KnownTypes:
-    """A cached answer about built-in types. asyncpg gets it in place of the rows and of the statement."""
-
-    rows: Any
-    #: asyncpg prepares a statement again if this is empty, because the query about types replaced it.
-    name: str = "none"
-
-
 class _Connection(asyncpg.Connection):
-    """A connection with small read buffers that reads the array types of PostgreSQL once per process.
+    """A connection with small read buffers.
 
     asyncio allocates 256 KB for every read and shrinks it immediately. Until the program has freed a block of that
     size, the C library maps each buffer again, which costs 25 to 40 us per read.
-
-    asyncpg asks for the array types of a statement on each new connection, which costs the server about 10 ms.
     """
-
-    _known: ClassVar[dict[frozenset[int], _KnownTypes]] = {}
 
     def __init__(self, protocol: Any, transport: Any, *rest: Any) -> None:
         super().__init__(protocol, transport, *rest)
         if hasattr(transport, "max_size"):
             transport.max_size = READ_SIZE
-
-    async def _introspect_types(self, typeoids: Iterable[int], *rest: Any) -> Any:
-        wanted = frozenset(typeoids)
-        known = self._known.get(wanted)
-        if known is None:
-            # The stubs have public methods only.
-            rows, statement = await super()._introspect_types(wanted, *rest)  # type: ignore[misc]
-            if max(wanted) < FIRST_OWN_OID:
-                self._known[wanted] = _KnownTypes(rows)
-            return rows, statement
-        return known.rows, known
 
 
 class UrlSource(Source):

@@ -13,7 +13,7 @@ from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Ope
 from stepwell.storage.queue_text import queue_of, queue_text
 from stepwell.storage.reference import weight
 
-__all__ = ["STORED", "addresses_json", "escaped", "results", "stored", "unescaped"]
+__all__ = ["LARGE", "STORED", "addresses_json", "escaped", "results", "stored", "unescaped"]
 
 #: Longer fields are stored in a column of their own, so that changes of other fields do not rewrite them.
 LARGE: Final = 1024
@@ -127,9 +127,9 @@ def _apply_row(apply: Apply) -> dict[str, Any]:
     if change.tags is not KEEP:
         row["tags"] = list(map(escaped, change.tags))
     if change.deadline is not KEEP:
-        row["deadline"] = "infinity" if change.deadline is None else change.deadline
+        row["deadline"] = seconds(change.deadline)
     if change.expiry is not KEEP:
-        row["expiry"] = "infinity" if change.expiry is None else change.expiry
+        row["expiry"] = seconds(change.expiry)
     if change.memo is not KEEP:
         row["memo"] = change.memo
     if change.queue is not KEEP:
@@ -147,6 +147,11 @@ def _apply_row(apply: Apply) -> dict[str, Any]:
         size += parts_size
     row["size"] = size
     return row
+
+
+def seconds(time: float | None) -> float | str:
+    """Return seconds from now, as an argument: no time is infinity."""
+    return "infinity" if time is None else time
 
 
 def _chosen(parts: Range | tuple[str, ...]) -> dict[str, Any]:

@@ -113,6 +113,8 @@ create type @schema@.operation as (
     queue text
 );
 
+create type @schema@.lease as (namespace text, key text, token text, leased_until double precision);
+
 -- The result of an operation. Its first columns are those of a record.
 create type @schema@.result as (
     version bigint,
@@ -163,13 +165,11 @@ declare
     -- The row of the address, and the time after it was locked.
     r @schema@.records%rowtype;
     t double precision;
-    v_found boolean := true;
+    v_found boolean;
     v_held boolean;
     v_visible boolean;
-    -- What has changed: nothing (null), only the lease, or more.
-    v_change text;
-    v_new_data boolean;
-    v_new_large boolean;
+    -- What has changed: 1 the lease, 2 more, 4 the fields, 8 the large fields.
+    v_changed integer;
 
     v_code text;
     o @schema@.result;
@@ -185,10 +185,7 @@ declare
     -- The rows to insert and to update, and the leases to update in other rows.
     v_inserted @schema@.records[];
     v_updated @schema@.records[];
-    l_namespaces text[];
-    l_keys text[];
-    l_tokens text[];
-    l_ends double precision[];
+    v_leases @schema@.lease[];
     v_count bigint;
 begin
     if p_lock_timeout is not null then
@@ -230,7 +227,7 @@ begin
                 v_found := found;
             end if;
         end if;
-        if not v_found then
+        if v_found is false then
             raise exception 'batch % of this lane is outdated', p_number using errcode = 'SW001';
         end if;
     end if;
@@ -254,6 +251,8 @@ begin
         if not v_found then
             r.namespace := v_address ->> 'namespace';
             r.key := v_address ->> 'key';
+        end if;
+        if not v_found and v_address -> 'locked' is not null then
             r.leased_until := 0;
             r.version := 0;
             r.written_at := 0;
@@ -268,9 +267,7 @@ begin
             r.data := '{}';
             r.parts_size := 0;
         end if;
-        v_change := null;
-        v_new_data := false;
-        v_new_large := false;
+        v_changed := 0;
 
         for v_operation in 0 .. jsonb_array_length(v_address -> 'operations') - 1 loop
             op := jsonb_populate_record(null::@schema@.operation, v_address -> 'operations' -> v_operation);
@@ -279,27 +276,22 @@ begin
             v_visible := r.alive and (r.expires_at is null or r.expires_at > t);
 
             if op.kind = 'claim' or op.kind = 'renew' then
-                v_code := case
-                    when v_held and r.token = op.token or not v_held and op.kind = 'claim' then 'claimed'
-                    when op.kind = 'claim' then 'taken'
-                    else 'lease lost'
-                end;
-                if v_code = 'claimed' then
+                if v_held and r.token = op.token or not v_held and op.kind = 'claim' then
                     r.token := op.token;
                     r.leased_until := t + op.lease;
-                    v_change := coalesce(v_change, 'lease');
-                    v_memo := case when r.memo_until > t then r.memo end;
+                    v_changed := v_changed | 1;
                     if r.memo_until > t and r.memo is null then
                         select body into v_memo from @schema@.memos where namespace = r.namespace and key = r.key;
                     end if;
                     -- The base of a record that is not visible is needed as a guard.
                     return next (
                         case when v_visible then r.version end, r.write, r.base, r.written_at, r.head, r.data, r.large,
-                        r.tags, r.expires_at, r.deadline, r.queue, v_memo, v_code, t, null, null, null
+                        r.tags, r.expires_at, r.deadline, r.queue,
+                        case when r.memo_until > t then coalesce(r.memo, v_memo) end, 'claimed', t, null, null, null
                     )::@schema@.result;
                 else
                     o := null;
-                    o.code := v_code;
+                    o.code := case when op.kind = 'claim' then 'taken' else 'lease lost' end;
                     o.amount := r.leased_until - t;
                     return next o;
                 end if;
@@ -308,7 +300,7 @@ begin
                 if r.token = op.token then
                     r.token := null;
                     r.leased_until := 0;
-                    v_change := coalesce(v_change, 'lease');
+                    v_changed := v_changed | 1;
                 end if;
                 return next null;
 
@@ -414,7 +406,7 @@ begin
                 end if;
 
                 if v_code = 'applied' then
-                    v_change := 'row';
+                    v_changed := v_changed | 2;
                     if op.token is not null then
                         r.token := case when op.lease is not null then op.token end;
                         r.leased_until := coalesce(t + op.lease, 0);
@@ -468,8 +460,7 @@ begin
                         r.head := null;
                         r.data := '{}';
                         r.large := null;
-                        v_new_data := true;
-                        v_new_large := true;
+                        v_changed := v_changed | 12;
 
                     else
                         if v_dropped and r.has_parts then
@@ -529,18 +520,17 @@ begin
                             r.base := op.write;
                             r.data := coalesce(op.data, '{}');
                             r.large := op.large;
-                            v_new_data := true;
-                            v_new_large := true;
+                            v_changed := v_changed | 12;
                         elsif v_names is not null then
                             r.data := (r.data - v_names) || coalesce(op.data, '{}');
-                            v_new_data := true;
+                            v_changed := v_changed | 4;
                             if op.large is not null or r.large ?| v_names then
                                 r.large := nullif((coalesce(r.large, '{}') - v_names) || coalesce(op.large, '{}'), '{}');
-                                v_new_large := true;
+                                v_changed := v_changed | 8;
                             end if;
                         elsif op.data is not null then
                             r.data := r.data || op.data;
-                            v_new_data := true;
+                            v_changed := v_changed | 4;
                         end if;
                         r.size := v_size;
                         r.version := case
@@ -587,20 +577,19 @@ begin
             if v_found then
                 perform @schema@.remove_row(r.namespace, r.key, r.tags, r.memo_until > 0);
             end if;
-        elsif v_change is not null and not v_found then
-            v_inserted := v_inserted || r;
-        elsif v_change = 'row' then
+        elsif not v_found then
+            if v_changed > 0 then
+                v_inserted := v_inserted || r;
+            end if;
+        elsif v_changed = 1 then
+            v_leases := v_leases || (r.namespace, r.key, r.token, r.leased_until)::@schema@.lease;
+        elsif v_changed > 1 then
             -- What has not changed is not written again: null, or no large fields as an empty object.
-            if not v_new_data then
+            if v_changed & 4 = 0 then
                 r.data := null;
             end if;
-            r.large := case when v_new_large then coalesce(r.large, '{}') end;
+            r.large := case when v_changed & 8 > 0 then coalesce(r.large, '{}') end;
             v_updated := v_updated || r;
-        elsif v_change = 'lease' then
-            l_namespaces := l_namespaces || r.namespace;
-            l_keys := l_keys || r.key;
-            l_tokens := l_tokens || r.token;
-            l_ends := l_ends || r.leased_until;
         end if;
     end loop;
 
@@ -612,9 +601,9 @@ begin
             raise exception 'a row was inserted meanwhile' using errcode = 'serialization_failure';
         end if;
     end if;
-    if l_keys is not null then
-        update @schema@.records r_ set token = u.token, leased_until = u.until
-            from unnest(l_namespaces, l_keys, l_tokens, l_ends) u(namespace, key, token, until)
+    if v_leases is not null then
+        update @schema@.records r_ set token = u.token, leased_until = u.leased_until
+            from unnest(v_leases) u
             -- any (array[...]) allows only index lookups by key. With plain equality, a plan made while the table was
             -- nearly empty would scan the whole index, and the server would keep that plan while the table grows.
             where r_.namespace = any (array[u.namespace]) and r_.key = any (array[u.key]);

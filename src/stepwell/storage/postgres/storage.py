@@ -13,6 +13,7 @@ from stepwell.record import Address, Limits
 from stepwell.storage.contract import Storage
 from stepwell.storage.listing import ANY, Any_, Beside, Due, Page, Query, StateCount, Swept
 from stepwell.storage.operations import Apply, Get, Operation, Result
+from stepwell.storage.postgres import fast_parts
 from stepwell.storage.postgres.client import (
     Options,
     Pool,
@@ -82,7 +83,8 @@ class PostgresStorage(Storage):
     ) -> None:
         super().__init__(limits=limits, clock=clock, ids=ids, sweep_every=sweep_every, patience=patience)
         options = Options(timeout=timeout, connect_timeout=connect_timeout, prepared_statements=prepared_statements)
-        check_patience(patience, connect_timeout + timeout)
+        # A batch is one statement, or two if the fast path cannot run it.
+        check_patience(patience, connect_timeout + 2 * timeout)
         self.schema = schema
         self._partitions = checked_partitions(partitions)
         self._timeout = timeout
@@ -99,6 +101,8 @@ class PostgresStorage(Storage):
         if notices:
             self._channel = PostgresChannel(self._source, options, self._other, schema)
         self._run_batch_sql = f"select * from {self._quoted}.run_batch($1, $2, $3, $4, $5, $6)"  # noqa: S608 checked
+        # Its plan needs the settings of our own connections.
+        self._parts_sql = fast_parts.statement(self._quoted) if self._source.lock_timeout is None else None
         #: Numbers each attempt to send a batch without writes.
         self._sent = 0
         #: Looks for a promotion, if the URL names several servers.
@@ -172,6 +176,10 @@ class PostgresStorage(Storage):
         order = sorted(range(len(operations)), key=lambda at: operations[at].address)
         batch = [operations[at] for at in order]
         try:
+            if lane is not None and self._parts_sql and (args := fast_parts.arguments(operations)) is not None:
+                rows = await self._connections[True].fetch(self._parts_sql, lane, number, now, *args)
+                if rows:
+                    return [fast_parts.applied(rows[0])]
             text = addresses_json(batch)
             rows = await self._connections[writes].fetch(
                 self._run_batch_sql, lane, number, now, self._source.lock_timeout, writes, text
