@@ -121,9 +121,12 @@ class RedisListing:
         last = (False, "") if after is None else (float(after.deadline), after.address.key)
 
         async def ask(tags: Collection[int], most: int) -> dict[int, list[tuple[float, str]]]:
-            replies = await self._read_known(_DUE, tags, latest, most, *last, wanted)
-            pairs = {tag: zip(map(float, reply[1::2]), reply[::2], strict=True) for tag, (reply, *_) in replies.items()}
-            return {tag: sorted(each)[:most] for tag, each in pairs.items()}
+            found: dict[int, list[tuple[float, str]]] = {}
+            for tag, replies in (await self._read_known(_DUE, tags, latest, most, *last, wanted)).items():
+                # A lost node has no replies, the others have one for the namespace.
+                pairs = [zip(map(float, reply[1::2]), reply[::2], strict=True) for reply in replies]
+                found[tag] = sorted(chain(*pairs))[:most]
+            return found
 
         if not wanted:
             return []
