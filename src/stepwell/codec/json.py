@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -25,6 +25,8 @@ __all__ = [
     "to_json",
     "to_msgpack",
 ]
+
+_S = TypeVar("_S", bound=msgspec.Struct)
 
 
 def _plain(value: Any) -> str:
@@ -48,8 +50,14 @@ set_field: Callable[[Any, str, Any], None] = msgspec.structs.force_setattr
 #: A class with declared fields, and a value in it that stays JSON.
 Struct = msgspec.Struct
 Raw = msgspec.Raw
+
+
+class _Replace(Protocol):
+    def __call__(self, struct: _S, /, **changes: Any) -> _S: ...
+
+
 #: Returns a Struct with some fields replaced.
-replaced = msgspec.structs.replace
+replaced: _Replace = msgspec.structs.replace
 #: Returns the values of a Struct in the order of its fields.
 astuple: Callable[[Any], tuple[Any, ...]] = msgspec.structs.astuple
 MalformedJSON = msgspec.DecodeError

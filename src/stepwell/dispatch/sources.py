@@ -26,8 +26,8 @@ class Places:
     __slots__ = ("limit", "taken")
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.taken = 0
+        self.limit: int = limit
+        self.taken: int = 0
 
     @property
     def free(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap, OrderedDict
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from secrets import token_urlsafe
 from typing import Any, Final, Literal, cast
@@ -154,8 +154,8 @@ class StepwellSaver(BaseCheckpointSaver[str]):
         writer = await self._writer(config)
         await self.put_writes_by(writer, config, writes, task_id, task_path)
 
-    put = blocking(aput)
-    put_writes = blocking(aput_writes)
+    put: Callable[..., RunnableConfig] = blocking(aput)
+    put_writes: Callable[..., None] = blocking(aput_writes)
 
     async def adelete_thread(self, thread_id: str) -> None:
         """Delete a thread."""
@@ -204,11 +204,11 @@ class StepwellSaver(BaseCheckpointSaver[str]):
         thread = self._thread(ids["thread_id"])
         return await thread.history(ids.get("checkpoint_ns", ""), get_checkpoint_id(config), channels)
 
-    delete_thread = blocking(adelete_thread)
-    delete_for_runs = blocking(adelete_for_runs)
-    copy_thread = blocking(acopy_thread)
-    prune = blocking(aprune)
-    get_delta_channel_history = blocking(aget_delta_channel_history)
+    delete_thread: Callable[..., None] = blocking(adelete_thread)
+    delete_for_runs: Callable[..., None] = blocking(adelete_for_runs)
+    copy_thread: Callable[..., None] = blocking(acopy_thread)
+    prune: Callable[..., None] = blocking(aprune)
+    get_delta_channel_history: Callable[..., Mapping[str, DeltaChannelHistory]] = blocking(aget_delta_channel_history)
 
     async def aclaim_write_ownership(self, thread_id: str) -> WriteOwnership:
         """Become the writer of a thread. Writers before this one get ``StaleWriter`` from now on."""

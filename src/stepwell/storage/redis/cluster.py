@@ -58,7 +58,8 @@ class Cluster(Server):
         owner = owners[0]
         if owner is not None and len({*owners}) == 1:
             owners = [owner._replace(half=tag & 1) for tag in range(TAGS)]
-        self.owners, self.replicas = owners, replicas
+        self.owners: list[Node | None] = owners
+        self.replicas: list[list[Node]] = replicas
 
     def _new_manager(self) -> Any:
         seconds = min(self._timeout, LOOKUP)

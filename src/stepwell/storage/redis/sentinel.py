@@ -88,7 +88,8 @@ class SentinelServer(Server):
             raise await self._unknown() from error
         # Its connections are only for lookups.
         await _hang_up(manager)
-        self.owners, self.replicas = [master] * TAGS, [replicas] * TAGS
+        self.owners: list[Node | None] = [master] * TAGS
+        self.replicas: list[list[Node]] = [replicas] * TAGS
 
     def _new_manager(self) -> Any:
         seconds = min(self._timeout, LOOKUP)
