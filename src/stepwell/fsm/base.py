@@ -12,6 +12,7 @@ from stepwell.fsm.keys import KeyStrategy
 from stepwell.fsm.policy import Policy, UnknownStatePolicy
 from stepwell.fsm.update import Update
 from stepwell.record import Address
+from stepwell.slot import Slot
 from stepwell.storage import Storage
 
 __all__ = ["Machine", "Send"]
@@ -75,3 +76,7 @@ class Machine:
         """Open the storage and initialise the bot."""
         await self.storage.init(self.bot)
         self.ready = True
+
+    async def write(self, ctx: Any, slot: Slot, *, keep: bool) -> bool:
+        """Write what a context has changed, and return whether that was anything."""
+        raise NotImplementedError

@@ -15,6 +15,7 @@ from stepwell.codec import encode_namespace, ensure_registered
 from stepwell.codec.secret import register_data
 from stepwell.fsm import admin, keys
 from stepwell.fsm.base import Machine, Send
+from stepwell.fsm.conversation.commit import write
 from stepwell.fsm.conversation.context import Context, Handler
 from stepwell.fsm.conversation.conversation import NOT_GIVEN, Conversation
 from stepwell.fsm.conversation.migration import Migrated, migrate_all
@@ -27,6 +28,7 @@ from stepwell.fsm.timers.timeouts import Timers
 from stepwell.fsm.update import Update
 from stepwell.options import check_function, check_number
 from stepwell.record import Address
+from stepwell.slot import Slot
 from stepwell.storage import ANY, Entry, Storage
 from stepwell.storage.listing import Any_
 from stepwell.storage.presence import Presence
@@ -266,6 +268,10 @@ class FSM(Machine):
         await self._prepare()
         if not self._entered:
             self._warn(running=False)
+
+    async def write(self, ctx: Context[Any], slot: Slot, *, keep: bool) -> bool:
+        """Write what a context has changed, and return whether that was anything."""
+        return await write(self, ctx, slot, keep=keep)
 
     def _counts(self) -> dict[str, int]:
         return {"done": self.received, "failed": self.failed, "retried": self.retried}

@@ -10,8 +10,8 @@ from stepwell.codec import values
 from stepwell.errors import RecordExists, UsageError, VersionChanged
 from stepwell.fsm import keys
 from stepwell.fsm.base import Machine
-from stepwell.fsm.conversation.block import Block
-from stepwell.fsm.conversation.extension import EXPIRY, TIMEOUT, end, extension_of, set_timer
+from stepwell.fsm.conversation.context import Context
+from stepwell.fsm.conversation.extension import EXPIRY, TIMEOUT, Extension, end, extension_of, set_timer
 from stepwell.fsm.conversation.extension import keep as keep_beside
 from stepwell.fsm.events import Committed, StateEntered, emit, subscribers
 from stepwell.fsm.flows import typed
@@ -26,7 +26,7 @@ __all__ = ["run_hooks", "write"]
 MOST_MOVES = 16
 
 
-async def run_hooks(fsm: Machine, ctx: Block) -> None:
+async def run_hooks(fsm: Machine, ctx: Context[Any]) -> None:
     """Run the hooks of all moves in order, and the hooks of moves that hooks make."""
     moves = ctx.moves
     limit = len(moves) + MOST_MOVES
@@ -46,7 +46,7 @@ async def run_hooks(fsm: Machine, ctx: Block) -> None:
 
 async def write(
     fsm: Machine,
-    ctx: Block,
+    ctx: Context[Any],
     slot: Slot,
     *,
     keep: bool = False,
@@ -79,12 +79,13 @@ async def write(
     elif deadline_passed:
         set_timer(slot, TIMEOUT, None)
         force = True
-    elif flow is not None and flow.idle and place.state in flow.idle and ctx.update.raw is not None:
+    elif flow is not None and place.state in flow.idle and ctx.update.raw is not None:
+        # Each update of the user restarts an idle timeout.
         set_timer(slot, TIMEOUT, slot.time() + flow.timeouts[place.state].seconds)
         force = True
     expiry = _expiry(fsm, ctx, slot, flow) if fsm.expires else KEEP
-    scheduled = fsm.hands_over or kept.own_expiry or kept.expired or kept.outbox or (kept.profile and fsm.expires)
-    if scheduled and not slot.deletes and (force or slot.changed):
+    writes = not slot.deletes and (force or slot.changed)
+    if writes and _outlives_expiry(fsm, kept):
         expiry = schedule(slot, expiry)
     written = await slot.commit(
         keep=keep,
@@ -101,7 +102,14 @@ async def write(
     return written
 
 
-async def _write_memo(fsm: Machine, ctx: Block, slot: Slot, memo: Any) -> bool:
+def _outlives_expiry(fsm: Machine, kept: Extension) -> bool:
+    """Return whether the storage must keep a record longer than its time of expiry, which is then a timer."""
+    if fsm.hands_over or (kept.profile and fsm.expires):
+        return True
+    return kept.own_expiry or bool(kept.expired or kept.outbox)
+
+
+async def _write_memo(fsm: Machine, ctx: Context[Any], slot: Slot, memo: Any) -> bool:
     """Remember an update of a key that has no record, and leave none."""
     await slot.rollback()
     try:
@@ -134,7 +142,7 @@ def _write_profile(fsm: Machine, profile: dict[Any, Any], slot: Slot) -> None:
             end(slot)
 
 
-def _emit(fsm: Machine, ctx: Block, slot: Slot) -> None:
+def _emit(fsm: Machine, ctx: Context[Any], slot: Slot) -> None:
     for from_flow, from_state, flow, state in ctx.moves[ctx.moves_emitted :]:
         fields = {"from_flow": from_flow, "from_state": from_state, "flow": flow, "state": state}
         emit(StateEntered, fsm, ctx.key, slot.address, **fields)
@@ -142,7 +150,7 @@ def _emit(fsm: Machine, ctx: Block, slot: Slot) -> None:
     emit(Committed, fsm, ctx.key, slot.address, duration=monotonic() - ctx.started)
 
 
-def _expiry(fsm: Machine, ctx: Block, slot: Slot, flow: FlowDescription | None) -> float | Keep | None:
+def _expiry(fsm: Machine, ctx: Context[Any], slot: Slot, flow: FlowDescription | None) -> float | Keep | None:
     ttl = flow.ttl if flow is not None and flow.ttl is not None else fsm.ttl
     if fsm.sliding or ctx.began or not slot.found:
         return ttl
@@ -152,7 +160,7 @@ def _expiry(fsm: Machine, ctx: Block, slot: Slot, flow: FlowDescription | None) 
     return KEEP
 
 
-def _where(fsm: Machine, ctx: Block, slot: Slot) -> tuple[Any, ...]:
+def _where(fsm: Machine, ctx: Context[Any], slot: Slot) -> tuple[Any, ...]:
     """Return the chat that a timer answers in: the chat of the update, or empty if the key has it."""
     where = () if ctx.update.raw is None else keys.answer_to(ctx.update)
     if not where:
@@ -160,7 +168,7 @@ def _where(fsm: Machine, ctx: Block, slot: Slot) -> tuple[Any, ...]:
     return () if where == keys.answer_to_key(fsm.key, ctx.key) else where
 
 
-def _tags(fsm: Machine, ctx: Block) -> tuple[str, ...] | Keep:
+def _tags(fsm: Machine, ctx: Context[Any]) -> tuple[str, ...] | Keep:
     if ctx.update.raw is None:
         return keys.tags_of_key(fsm.key, ctx.key) or KEEP
     return keys.tags_of(fsm.key, ctx.update, ctx.key)

@@ -13,9 +13,8 @@ from stepwell.fsm import keys
 from stepwell.fsm.admin import move_chat
 from stepwell.fsm.base import Machine
 from stepwell.fsm.conversation.awaited import explain_await
-from stepwell.fsm.conversation.block import CLOSED, NoRecord
 from stepwell.fsm.conversation.commit import run_hooks, write
-from stepwell.fsm.conversation.context import Context, Handler
+from stepwell.fsm.conversation.context import CLOSED, Context, Handler, NoRecord
 from stepwell.fsm.conversation.duplicates import HandledUpdates, token_of
 from stepwell.fsm.conversation.extension import end
 from stepwell.fsm.conversation.migration import catch_up, is_declared
@@ -198,9 +197,7 @@ class Conversation:
                     # Nothing delivers a job again.
                     unsent = outbox.add(fsm, slot, ctx._calls)
                 memo = KEEP if handled is None else handled.with_update(self._token, ctx._calls)
-                remembers = ctx.saved or self._force or (self.remembers_answers and len(ctx._calls or ()) > 0)
-                remembers = remembers or (self._appends is not None and self._appends.any)
-                await write(fsm, ctx, slot, memo=memo, force=remembers and handled is not None)
+                await write(fsm, ctx, slot, memo=memo, force=handled is not None and self._has_effects(ctx))
         except BaseException as failure:
             self._failed(failure)
             raise
@@ -214,6 +211,13 @@ class Conversation:
                 self._emit(UpdateHandled, duration=monotonic() - self._started)
         if unsent is not None:
             await outbox.deliver(self._fsm, self._key, unsent)
+
+    def _has_effects(self, ctx: Context) -> bool:
+        """Return whether the update must be remembered even if nothing in its record has changed."""
+        if ctx.saved or self._force:
+            return True
+        answers = self.remembers_answers and bool(ctx._calls)
+        return answers or (self._appends is not None and self._appends.any)
 
     async def run_hooks(self) -> None:
         """Run the hooks now instead of before the commit, so that the caller can handle their errors."""

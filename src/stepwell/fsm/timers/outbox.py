@@ -17,7 +17,7 @@ from stepwell._backoff import backoff
 from stepwell.codec import decode_key, values
 from stepwell.errors import AlreadyHeld, BotApiError, BotUnavailable, Conflict, EncodeError, StorageError, TooLarge
 from stepwell.fsm.base import Machine
-from stepwell.fsm.conversation.extension import EXPIRY, OUTBOX, end, extension_of, keep, set_timer
+from stepwell.fsm.conversation.extension import EXPIRY, OUTBOX, Extension, end, extension_of, keep, set_timer
 from stepwell.fsm.refusals import Origin, report_refusal, sending
 from stepwell.fsm.timers.expiry import schedule
 from stepwell.record import KEEP, NOWHERE
@@ -221,14 +221,20 @@ async def _replace(
     if not outbox and slot.place == NOWHERE and not slot.data:
         end(slot)
     expires_at = slot.timers.get(EXPIRY)
-    if fsm.on_expired is None and expires_at is not None and not (unsent.had_expiry or outbox or kept.expired):
-        # Only the outbox kept the record longer than its expiry.
+    if expires_at is not None and not outbox and _only_outbox_outlives(fsm, kept, unsent):
         if expires_at <= slot.now:
             end(slot)
         elif not kept.profile and not slot.deleted:
+            # From now on the storage has the time of expiry again.
             keep(slot, own_expiry=False)
             set_timer(slot, EXPIRY, None)
             await slot.commit(keep=holds, expiry=expires_at - slot.time())
             return None
     await slot.commit(keep=holds, expiry=schedule(slot, KEEP))
     return following
+
+
+def _only_outbox_outlives(fsm: Machine, kept: Extension, unsent: Unsent) -> bool:
+    """Return whether only the outbox has kept a record longer than its expiry."""
+    hands_over = fsm.on_expired is not None or kept.expired
+    return not (hands_over or unsent.had_expiry)

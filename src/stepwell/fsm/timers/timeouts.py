@@ -20,9 +20,8 @@ from stepwell.dispatch.timers import LEASE, Outcome
 from stepwell.errors import AlreadyHeld, Busy, Unsupported
 from stepwell.fsm.base import Machine
 from stepwell.fsm.conversation.awaited import explain_await
-from stepwell.fsm.conversation.block import CLOSED
 from stepwell.fsm.conversation.commit import run_hooks, write
-from stepwell.fsm.conversation.context import Context
+from stepwell.fsm.conversation.context import CLOSED, Context
 from stepwell.fsm.conversation.extension import EXPIRY, HAND_OVER, OUTBOX, TIMEOUT, extension_of
 from stepwell.fsm.conversation.migration import catch_up
 from stepwell.fsm.events import TimerFired, emit, subscribers
