@@ -1,6 +1,6 @@
-"""A framework's records, read and written under the claim of the running handler.
+"""aiogram's records, read and written under the claim of the running handler.
 
-Inside ``claim(...)`` reads return the claimed record with the handler's own changes, and all changes become one
+Inside a ``HandlerClaim`` reads return the claimed record with the handler's own changes, and all changes become one
 write when the block ends, fenced by the claim. If the block raises, nothing is written. Outside such a block,
 every call is one atomic operation.
 """
@@ -10,15 +10,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextvars import ContextVar
 from functools import partial
 from types import TracebackType
 from typing import Any
 
+from aiogram.dispatcher.event.bases import CancelHandler, SkipHandler
+
 from stepwell import Storage
 from stepwell.adapters.framework.claims import HeldRecords
-from stepwell.adapters.framework.retry import PATIENCE, retry_until_free
+from stepwell.adapters.framework.retry import retry_until_free
 from stepwell.engine import NO_HEAD, NOWHERE, Address, Applied, Apply, Change, Get, OpenedHead, Place, Slot, Stored
 from stepwell.errors import AlreadyHeld, Busy
 
@@ -27,47 +29,27 @@ __all__ = ["ClaimedRecords", "HandlerClaim"]
 logger: logging.Logger = logging.getLogger(__name__)
 
 _SCALARS = frozenset({str, int, float, bool, type(None), bytes})
+#: A handler that raises one of these has not failed, so its writes are kept.
+NOT_FAILED = (SkipHandler, CancelHandler)
 #: Seconds to wait for another record of the family while the handler of another update holds it.
 SIBLING_WAIT = 5.0
 
 
-class ClaimedRecords:
-    """The records of one framework in one storage; state and data of a key are one record.
+def family_of(namespace: str, key: Any) -> tuple[str, Any]:
+    """Return the namespace, and the part of a key that all its destinies share, such as the history of scenes.
 
-    ``family(key)`` returns the part that related keys share. One handler claims all keys of a family, each on
-    first use. ``claim`` claims the first one; other handlers wait for that, so the rest is free.
+    One handler claims all keys of a family, each on first use. Other handlers wait for the first one, so the rest is
+    free.
     """
+    return namespace, key[:-1]
 
-    def __init__(self, storage: Storage, *, family: Callable[[Any], Any]) -> None:
+
+class ClaimedRecords:
+    """The records in one storage; state and data of a key are one record."""
+
+    def __init__(self, storage: Storage) -> None:
         self.storage = storage
-        self._family = family
         self._warned = False
-
-    def claim(
-        self,
-        namespace: str,
-        key: Any,
-        *,
-        wait: float,
-        lease: float,
-        patience: float = PATIENCE,
-        commit_on: tuple[type[BaseException], ...] = (),
-    ) -> HandlerClaim:
-        """Return an ``async with`` block that claims a record, first come, first served.
-
-        Reads and writes of its family inside use this claim. Changes are written at the end, even if the block
-        raises one of ``commit_on``. Inside another block of the same task and family, the record is added to
-        that block and is written and released at its end.
-        """
-        return HandlerClaim(
-            self.storage,
-            key,
-            (namespace, self._family(key)),
-            wait=wait,
-            lease=lease,
-            patience=patience,
-            commit_on=commit_on,
-        )
 
     async def place(self, namespace: str, key: Any) -> Place:
         """Return the flow and state of a record."""
@@ -128,7 +110,7 @@ class ClaimedRecords:
     def _find_claim(self, namespace: str, key: Any) -> HandlerClaim | None:
         """Return the claim in this update that has the record, else the innermost one that can add it."""
         lineage = _active_claims.get()
-        family = (namespace, self._family(key))
+        family = family_of(namespace, key)
         for claim in lineage[-1].update if lineage else ():
             if claim.storage is self.storage and claim.family == family and claim.has(key):
                 return claim
@@ -173,26 +155,17 @@ class ClaimedRecords:
 
 
 class HandlerClaim(HeldRecords):
-    """The claims of one handler on a family of records."""
+    """The claims of one handler on a family of records, as an ``async with`` block that claims the first one.
 
-    def __init__(
-        self,
-        storage: Storage,
-        key: Any,
-        family: tuple[str, Any],
-        *,
-        wait: float,
-        lease: float,
-        patience: float,
-        commit_on: tuple[type[BaseException], ...],
-    ) -> None:
-        super().__init__(storage, family[0], wait=wait, lease=lease, patience=patience)
+    Changes are written at its end. Inside another block of the same task and family, the record is added to that block
+    and is written and released at its end.
+    """
+
+    def __init__(self, storage: Storage, namespace: str, key: Any, *, wait: float, lease: float, patience: float):
+        super().__init__(storage, namespace, wait=wait, lease=lease, patience=patience)
         #: The key of the first record.
         self.key: Any = key
-        #: The namespace, and the part of the key that related records share.
-        self.family: tuple[str, Any] = family
-        #: The changes are also written if the handler raises one of these.
-        self.commit_on: tuple[type[BaseException], ...] = commit_on
+        self.family: tuple[str, Any] = family_of(namespace, key)
         #: The handler has ended. A task that it started may still run; it works without the claim then.
         self.over: bool = False
         #: Set when all records are released.
@@ -234,7 +207,7 @@ class HandlerClaim(HeldRecords):
         self.over = True
         try:
             async with self.releasing():
-                if kind is None or issubclass(kind, self.commit_on):
+                if kind is None or issubclass(kind, NOT_FAILED):
                     await self._commit()
         finally:
             self.update.remove(self)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from aiogram.dispatcher.event.bases import CancelHandler, SkipHandler
 from aiogram.exceptions import DataNotDictLikeError
 from aiogram.fsm.state import State
 from aiogram.fsm.storage.base import BaseEventIsolation, BaseStorage, StateType, StorageKey
@@ -39,7 +38,7 @@ class StepwellStorage(BaseStorage):
 
     def __init__(self, storage: Storage | str, *, name: str = "aiogram") -> None:
         self._storage = AdapterStorage(storage)
-        self._records = _records_in(self._storage)
+        self._records = ClaimedRecords(self._storage.storage)
         self._name = name
 
     @property
@@ -101,31 +100,19 @@ class StepwellIsolation(BaseEventIsolation):
         check_number(patience, "patience must not be negative, got {}", least=0)
         # Of this and the ``StepwellStorage``, the one that opened the storage closes it.
         self._storage = AdapterStorage(storage)
-        self._records = _records_in(self._storage)
         self._name = name
         self._wait, self._lease, self._patience = wait, lease, patience
 
     def lock(self, key: StorageKey) -> HandlerClaim:  # type: ignore[override]
         """Return a context manager that claims a key: ``async with isolation.lock(key)``."""
-        self._storage.use()
-        # A handler that raises one of these has not failed, so its writes are kept.
-        commit_on = (SkipHandler, CancelHandler)
-        return self._records.claim(
-            *address_of(self._name, key),
-            wait=self._wait,
-            lease=self._lease,
-            patience=self._patience,
-            commit_on=commit_on,
+        namespace, record = address_of(self._name, key)
+        return HandlerClaim(
+            self._storage.use(), namespace, record, wait=self._wait, lease=self._lease, patience=self._patience
         )
 
     async def close(self) -> None:
         """Close the storage, unless it was already open when it was first used here. Claims end with their updates."""
         await self._storage.close()
-
-
-def _records_in(storage: AdapterStorage) -> ClaimedRecords:
-    # All destinies of a key, such as the history of scenes, are claimed by one handler.
-    return ClaimedRecords(storage.storage, family=lambda key: key[:-1])
 
 
 def _mapping(data: Any) -> Mapping[str, Any]:
