@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from functools import cache, partial, wraps
-from typing import Any, TypeAlias
+from typing import Any
 
 from telegram import Update
 from telegram.ext import Application
@@ -22,6 +22,7 @@ from stepwell.adapters.ptb.confirmation import ConfirmingQueue, confirm_update
 from stepwell.adapters.ptb.conversation import check_names, conversations_in
 from stepwell.adapters.ptb.conversations import add_conversations, conversations_of, discard_changes
 from stepwell.adapters.ptb.filters import filters_in
+from stepwell.adapters.ptb.objects import AnyApplication
 from stepwell.adapters.ptb.persistence import StepwellPersistence
 from stepwell.adapters.ptb.updates import updates_of
 from stepwell.errors import InvalidOption
@@ -31,8 +32,6 @@ from stepwell.options import check_instance
 __all__ = ["ClaimingApplication", "confirm_handled", "install", "setup"]
 
 logger: logging.Logger = logging.getLogger(__name__)
-
-_Application: TypeAlias = Application[Any, Any, Any, Any, Any, Any]
 
 
 class ClaimingApplication(Application[Any, Any, Any, Any, Any, Any]):
@@ -71,7 +70,7 @@ class ClaimingApplication(Application[Any, Any, Any, Any, Any, Any]):
         await super()._update_fetcher()
 
 
-def setup(application: _Application, fsm: FSM) -> None:
+def setup(application: AnyApplication, fsm: FSM) -> None:
     """Let the handlers of an application use conversations: ``ctx = fsm_of(context)``.
 
     Each update makes one claim and one commit. If a handler raises, the changes that the update has made so far are
@@ -95,7 +94,7 @@ def setup(application: _Application, fsm: FSM) -> None:
     _claim_updates(application)
 
 
-def confirm_handled(application: _Application) -> None:
+def confirm_handled(application: AnyApplication) -> None:
     """Confirm each update to Telegram when it is handled, so that an update is delivered again after a kill.
 
     python-telegram-bot confirms an update when it arrives. Call this before ``run_polling`` or ``run_webhook``.
@@ -125,7 +124,7 @@ def install() -> None:
     initialize = Application.initialize
 
     @wraps(initialize)
-    async def initialize_and_start(self: _Application) -> None:
+    async def initialize_and_start(self: AnyApplication) -> None:
         check_names(self)
         if isinstance(self.persistence, StepwellPersistence):
             _claim_updates(self)
@@ -135,18 +134,18 @@ def install() -> None:
     Application.initialize = initialize_and_start  # type: ignore[method-assign]
 
 
-def _claim_updates(application: _Application) -> None:
+def _claim_updates(application: AnyApplication) -> None:
     if not isinstance(application, ClaimingApplication):
         application.__class__ = _claiming(type(application))
 
 
 @cache
-def _claiming(cls: type[_Application]) -> type[_Application]:
+def _claiming(cls: type[AnyApplication]) -> type[AnyApplication]:
     """Return a subclass of an application's class that claims the records of its updates."""
     return type(cls.__name__, (ClaimingApplication, cls), {"__slots__": (), "__module__": cls.__module__})
 
 
-async def _start(application: _Application) -> None:
+async def _start(application: AnyApplication) -> None:
     conversations, persistence = conversations_of(application), application.persistence
     if conversations is not None:
         check_flows(conversations.fsm, [each.inner for each in filters_in(application)])
@@ -161,7 +160,7 @@ async def _start(application: _Application) -> None:
 
 
 async def _process(
-    application: _Application, update: object, process: Callable[[], Awaitable[None]]
+    application: AnyApplication, update: object, process: Callable[[], Awaitable[None]]
 ) -> Exception | None:
     """Let the handlers of an update run; return the error if its changes could not be written."""
     persistence, conversations = application.persistence, conversations_of(application)

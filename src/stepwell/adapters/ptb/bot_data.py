@@ -10,11 +10,10 @@ import logging
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from telegram import ext
-
 from stepwell.adapters.ptb import fields
 from stepwell.adapters.ptb.entries import BOT, EntryRecords
 from stepwell.adapters.ptb.merging import replace
+from stepwell.adapters.ptb.objects import AnyApplication
 from stepwell.engine import fingerprint
 from stepwell.errors import EncodeError, TooLarge
 
@@ -38,7 +37,7 @@ _MISSING = _Item()
 class BotDataOfUpdate:
     """The bot data of an application while it handles an update."""
 
-    def __init__(self, entries: EntryRecords, application: ext.Application[Any, Any, Any, Any, Any, Any]) -> None:
+    def __init__(self, entries: EntryRecords, application: AnyApplication) -> None:
         self._entries = entries
         self._application = application
         #: By their keys, the items that were changed and not written when the update began: the stored and own ones.

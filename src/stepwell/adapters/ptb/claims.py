@@ -8,7 +8,7 @@ from contextvars import Token
 from time import monotonic
 from typing import Any
 
-from telegram import Update, ext
+from telegram import Update
 
 from stepwell.adapters.framework.claims import HeldRecords
 from stepwell.adapters.ptb import fields
@@ -17,6 +17,7 @@ from stepwell.adapters.ptb.conversation import ConversationHandler, conversation
 from stepwell.adapters.ptb.entries import CHAT, USER, KnownFields, tags_of
 from stepwell.adapters.ptb.held_conversation import HeldConversation
 from stepwell.adapters.ptb.keyboards import cache_of, sent_keyboards
+from stepwell.adapters.ptb.objects import AnyApplication
 from stepwell.adapters.ptb.pending import PendingHandlers
 from stepwell.adapters.ptb.persistence import StepwellPersistence
 from stepwell.adapters.ptb.states import ConversationKey
@@ -39,7 +40,7 @@ class UpdateClaim(HeldRecords):
     def __init__(
         self,
         persistence: StepwellPersistence[Any, Any, Any],
-        application: ext.Application[Any, Any, Any, Any, Any, Any],
+        application: AnyApplication,
         update: Update,
         pending: PendingHandlers,
         *,

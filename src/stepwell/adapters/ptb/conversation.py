@@ -9,6 +9,7 @@ from typing import Any
 
 from telegram import Update, ext
 
+from stepwell.adapters.ptb.objects import AnyApplication
 from stepwell.adapters.ptb.persistence import StepwellPersistence
 from stepwell.adapters.ptb.states import ConversationKey
 from stepwell.engine import quoted
@@ -79,7 +80,7 @@ class ConversationHandler(ext.ConversationHandler[Any]):
             return key[1 if self.per_chat else 0]
         return key[0] if self.per_chat else ("message", key[0])
 
-    async def _initialize_persistence(self, application: ext.Application[Any, Any, Any, Any, Any, Any]) -> Any:
+    async def _initialize_persistence(self, application: AnyApplication) -> Any:
         if not isinstance(application.persistence, StepwellPersistence):
             return await super()._initialize_persistence(application)
         found: dict[str, Any] = {}
@@ -91,7 +92,7 @@ class ConversationHandler(ext.ConversationHandler[Any]):
     async def handle_update(
         self,
         update: Update,
-        application: ext.Application[Any, Any, Any, Any, Any, Any],
+        application: AnyApplication,
         check_result: Any,
         context: Any,
     ) -> object | None:
@@ -110,7 +111,7 @@ class ConversationHandler(ext.ConversationHandler[Any]):
 
 
 def conversations_in(
-    application: ext.Application[Any, Any, Any, Any, Any, Any],
+    application: AnyApplication,
 ) -> Iterator[ConversationHandler]:
     """Yield all handlers of this class in an application, nested ones included."""
     found: list[ext.ConversationHandler[Any]] = [
@@ -128,7 +129,7 @@ def conversations_in(
             found.extend(handler._child_conversations)
 
 
-def check_names(application: ext.Application[Any, Any, Any, Any, Any, Any]) -> None:
+def check_names(application: AnyApplication) -> None:
     """Raise ``InvalidOption`` if two handlers would store their states under the same name."""
     names: set[str] = set()
     for handler in conversations_in(application):

@@ -6,29 +6,27 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from telegram import Update
-from telegram.ext import Application, CallbackContext
+from telegram.ext import CallbackContext
 
 from stepwell.adapters.framework.conversations import UpdateConversation
 from stepwell.adapters.framework.sending import make_call, sender
 from stepwell.adapters.ptb.calls import call_bot, pause_of
-from stepwell.adapters.ptb.objects import bot_of_objects
+from stepwell.adapters.ptb.objects import AnyApplication, bot_of_objects
 from stepwell.errors import UsageError
 from stepwell.fsm import FSM, Context
 from stepwell.options import check_instance
 
 __all__ = ["ApplicationConversations", "add_conversations", "conversations_of", "current_context", "fsm_of"]
 
-_Application: TypeAlias = Application[Any, Any, Any, Any, Any, Any]
-
 
 class _Current(NamedTuple):
     """The conversation of the update that is being handled."""
 
-    application: _Application
+    application: AnyApplication
     update: Update
     conversation: UpdateConversation
     ctx: Context[Any]
@@ -36,7 +34,7 @@ class _Current(NamedTuple):
     task: asyncio.Task[Any] | None
 
 
-def add_conversations(application: _Application, fsm: FSM) -> None:
+def add_conversations(application: AnyApplication, fsm: FSM) -> None:
     """Let an application have conversations."""
     check_instance(fsm, FSM, "setup(application, fsm) takes an FSM, got {}")
     if application in _conversations:
@@ -78,7 +76,7 @@ def current_context(what: str) -> Context[Any]:
     return current.ctx
 
 
-def conversations_of(application: _Application) -> ApplicationConversations | None:
+def conversations_of(application: AnyApplication) -> ApplicationConversations | None:
     """Return the conversations of an application, if ``setup`` was called for it."""
     return _conversations.get(application)
 
@@ -90,7 +88,7 @@ class ApplicationConversations:
         self.fsm: FSM = fsm
         self._running = False
 
-    async def start(self, application: _Application) -> None:
+    async def start(self, application: AnyApplication) -> None:
         """Open the storage and start the timers."""
         # Also for the timers, whose tasks begin here.
         bot_of_objects.set(application.bot)
@@ -107,7 +105,7 @@ class ApplicationConversations:
             await self.fsm.__aexit__(None, None, None)
 
     async def process(
-        self, application: _Application, update: Update, process: Callable[[], Awaitable[Exception | None]]
+        self, application: AnyApplication, update: Update, process: Callable[[], Awaitable[Exception | None]]
     ) -> Exception | None:
         """Let the handlers of an update run in its conversation, and make its calls.
 
@@ -142,7 +140,7 @@ class ApplicationConversations:
         return conversation.failed
 
 
-async def discard_changes(application: _Application, update: object, error: Exception) -> None:
+async def discard_changes(application: AnyApplication, update: object, error: Exception) -> None:
     """Discard the changes of a conversation whose handler has raised."""
     current = _current.get()
     # A block=False handler has its own task and does not change the conversation.
@@ -150,5 +148,5 @@ async def discard_changes(application: _Application, update: object, error: Exce
         await current.conversation.rollback(error)
 
 
-_conversations: WeakKeyDictionary[_Application, ApplicationConversations] = WeakKeyDictionary()
+_conversations: WeakKeyDictionary[AnyApplication, ApplicationConversations] = WeakKeyDictionary()
 _current: ContextVar[_Current | None] = ContextVar("stepwell_ptb_conversation", default=None)

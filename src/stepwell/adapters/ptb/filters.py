@@ -9,6 +9,7 @@ from telegram import Update, ext
 from telegram.ext import filters as telegram_filters
 
 from stepwell.adapters.ptb.conversations import current_context
+from stepwell.adapters.ptb.objects import AnyApplication
 from stepwell.fsm import filters
 
 __all__ = ["ConversationFilter", "filters_in", "fsm_flow", "fsm_in_flow", "fsm_state"]
@@ -94,7 +95,7 @@ def fsm_in_flow() -> ConversationFilter:
     return ConversationFilter(filters.fsm_in_flow())
 
 
-def filters_in(application: ext.Application[Any, Any, Any, Any, Any, Any]) -> Iterator[ConversationFilter]:
+def filters_in(application: AnyApplication) -> Iterator[ConversationFilter]:
     """Yield every ``ConversationFilter`` of an application, those inside of combined filters included."""
     handlers: list[Any] = [handler for group in application.handlers.values() for handler in group]
     for handler in handlers:

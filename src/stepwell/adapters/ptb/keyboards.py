@@ -13,6 +13,7 @@ from telegram import InlineKeyboardMarkup, Message, Update, ext
 
 from stepwell.adapters.ptb import fields
 from stepwell.adapters.ptb.entries import EntryRecords, KnownFields
+from stepwell.adapters.ptb.objects import AnyApplication
 from stepwell.engine import encode_value
 from stepwell.errors import EncodeError, TooLarge
 
@@ -171,7 +172,7 @@ def _new_keyboard(used: float, buttons: dict[str, Any]) -> dict[str, Any]:
     return {"used": used, "buttons": buttons, "queries": set()}
 
 
-def cache_of(application: ext.Application[Any, Any, Any, Any, Any, Any]) -> ext.CallbackDataCache | None:
+def cache_of(application: AnyApplication) -> ext.CallbackDataCache | None:
     """Return the cache of an application whose callback data is stored."""
     persistence = application.persistence
     if persistence is None or not persistence.store_data.callback_data:

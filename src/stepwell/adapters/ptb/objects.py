@@ -6,15 +6,17 @@ They are stored as the Bot API describes them, by their ``to_dict``, and read by
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeAlias
 
 import telegram
-from telegram import constants
+from telegram import constants, ext
 
 from stepwell.adapters.framework.objects import classes_in, register_classes, register_enums, without_enums
 
-__all__ = ["bot_of_objects", "register_objects"]
+__all__ = ["AnyApplication", "bot_of_objects", "register_objects"]
 
+#: An application with any classes of its own.
+AnyApplication: TypeAlias = ext.Application[Any, Any, Any, Any, Any, Any]
 #: The bot that objects get when they are read.
 bot_of_objects: ContextVar[telegram.Bot | None] = ContextVar("stepwell_ptb_bot", default=None)
 

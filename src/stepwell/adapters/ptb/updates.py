@@ -7,16 +7,16 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from types import SimpleNamespace
-from typing import Any, TypeAlias
+from typing import Any
 
-from telegram import Update, ext
+from telegram import Update
 from telegram.ext._handlers.conversationhandler import PendingState
 
 from stepwell import Storage
 from stepwell.adapters.ptb.claims import UpdateClaim
 from stepwell.adapters.ptb.conversation import conversations_in
 from stepwell.adapters.ptb.held_conversation import HeldConversation
-from stepwell.adapters.ptb.objects import bot_of_objects
+from stepwell.adapters.ptb.objects import AnyApplication, bot_of_objects
 from stepwell.adapters.ptb.pending import PendingHandlers, resolve
 from stepwell.adapters.ptb.persistence import StepwellPersistence
 from stepwell.adapters.ptb.timeouts import ConversationTimeout, ConversationTimers, seconds_of, timeout_field
@@ -25,8 +25,6 @@ from stepwell.engine import Address, Get, Stored, TimerSource, decode_key
 __all__ = ["ClaimedUpdates", "updates_of"]
 
 logger: logging.Logger = logging.getLogger(__name__)
-
-_Application: TypeAlias = ext.Application[Any, Any, Any, Any, Any, Any]
 
 
 class DueTimeouts(TimerSource):
@@ -44,9 +42,9 @@ class DueTimeouts(TimerSource):
 class ClaimedUpdates:
     """Handles the updates of an application, and the timeouts of its conversations."""
 
-    def __init__(self, persistence: StepwellPersistence[Any, Any, Any], application: _Application) -> None:
+    def __init__(self, persistence: StepwellPersistence[Any, Any, Any], application: AnyApplication) -> None:
         self.persistence: StepwellPersistence[Any, Any, Any] = persistence
-        self.application: _Application = application
+        self.application: AnyApplication = application
         self._pending = PendingHandlers(persistence.storage)
         self._timers = ConversationTimers(lambda timeout: self._spawn(self._time_out(timeout)))
         self._tasks: set[asyncio.Task[None]] = set()
@@ -193,7 +191,7 @@ class ClaimedUpdates:
             logger.error("a timeout or the end of a handler failed", exc_info=task.exception())
 
 
-def updates_of(persistence: StepwellPersistence[Any, Any, Any], application: _Application) -> ClaimedUpdates:
+def updates_of(persistence: StepwellPersistence[Any, Any, Any], application: AnyApplication) -> ClaimedUpdates:
     """Return the object that handles the updates of an application."""
     found = persistence.updates
     if found is None or found.application is not application:
