@@ -27,7 +27,7 @@ from benchmarks.redis import whole_updates
 from benchmarks.scale_model import ALONE, CALIBRATION, CLIENTS, CORES, USERS, Measured, compare, middle, spread
 from benchmarks.scale_page import write_page
 from stepwell.storage import Operation, Storage
-from stepwell.storage.observers import storage_observers
+from stepwell.storage.observers import observe_storages
 from stepwell.storage.operations import Result
 
 SECONDS = float(os.environ.get("SECONDS", "1.5"))
@@ -47,7 +47,7 @@ class Counters(NamedTuple):
 async def work(url: str, first: int, users: int, seconds: float) -> None:
     """Update the records of these users until the time is over; print the count, the CPU time and the batches."""
     sizes: list[int] = []
-    storage_observers.append(partial(count_batches, sizes))
+    observe_storages(partial(count_batches, sizes))
     update, close = whole_updates(url)
     await asyncio.gather(*(update(first + user) for user in range(users)))
     print("ready", flush=True)

@@ -26,7 +26,7 @@ simulate = partial(simulated, seconds=0.5, times=2)
 
 async def test_the_users_of_a_node_share_one_batch_as_in_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    monkeypatch.setattr("stepwell.storage.contract.storage_observers", [partial(count_batches, sizes)])
+    monkeypatch.setattr("stepwell.storage.contract.Storage.observers", [partial(count_batches, sizes)])
     update, close = whole_updates(the_cluster().url(f"?prefix={uuid4().hex}"))
     # Users of one hash tag have one node.
     numbers = [number for number in range(2_000) if tag_of(Address("bench", f"({number},{number})")) == 0][:12]
@@ -40,7 +40,7 @@ async def test_the_users_of_a_node_share_one_batch_as_in_the_library(monkeypatch
 
 async def test_the_users_of_the_only_node_have_two_lanes_as_in_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    monkeypatch.setattr("stepwell.storage.contract.storage_observers", [partial(count_batches, sizes)])
+    monkeypatch.setattr("stepwell.storage.contract.Storage.observers", [partial(count_batches, sizes)])
     cluster = RedisCluster(1, replicas=0)
     try:
         update, close = whole_updates(cluster.url())

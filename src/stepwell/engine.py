@@ -43,9 +43,10 @@ from stepwell.record import (
 )
 from stepwell.slot import Changes, Slot
 from stepwell.storage.base.loops import run_in_loop
+from stepwell.storage.contract import RunBatch
 from stepwell.storage.copying.copy import Copied, count_extra, count_records
 from stepwell.storage.listing import ANY, Any_, Due, Entry, Page, Query, StateCount
-from stepwell.storage.observers import RunBatch, observe_batches, observe_storages
+from stepwell.storage.observers import observe_batches, observe_storages
 from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Guard, Operation, Release, Result, Taken
 from stepwell.storage.reference import weight
 from stepwell.storage.transport.batch import Batch

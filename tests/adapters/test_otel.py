@@ -19,7 +19,6 @@ from stepwell.adapters.otel import instrument
 from stepwell.errors import StorageClosed
 from stepwell.fsm import FSM, Flow, Router, state, text
 from stepwell.nodes import BatchNode, Node, linear
-from stepwell.storage.observers import batch_observers
 from stepwell.testing import Chat, Clock
 
 SECRET = "a text of the user"
@@ -52,7 +51,7 @@ def telemetry() -> Iterator[Telemetry]:
     stop = instrument(tracer_provider=telemetry.tracers, meter_provider=telemetry.meters)
     yield telemetry
     stop()
-    assert batch_observers == []
+    assert Storage.batch_observers == []
 
 
 class Ticket(Flow, name="ticket"):

@@ -27,8 +27,9 @@ from stepwell.fsm import FSM, Context, DuplicateUpdate
 from stepwell.nodes import NodeFlow
 from stepwell.record import Change
 from stepwell.slot import Slot
-from stepwell.storage import Apply, Claim, Claimed, Release, Result, observers
-from stepwell.storage.observers import RunBatch
+from stepwell.storage import Apply, Claim, Claimed, Release, Result
+from stepwell.storage.contract import RunBatch
+from stepwell.storage.observers import observe_batches
 from stepwell.storage.redis import RedisStorage
 from stepwell.storage.redis.cluster import SLOTS
 from stepwell.storage.redis.server import Node
@@ -331,12 +332,12 @@ async def test_observers_see_the_batches_of_a_cluster() -> None:
 
         return observed
 
-    observers.batch_observers.append(observer)
+    end = observe_batches(observer)
     try:
         async with open_storage(the_cluster().url(f"?prefix={uuid.uuid4().hex}"), sweep_every=None) as storage:
             await storage.set_state(BOT, 1, State("f", "s"))
     finally:
-        observers.batch_observers.remove(observer)
+        end()
     assert [type(operation) for batch in seen for operation in batch] == [Apply]
 
 

@@ -9,12 +9,10 @@ import pickle
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from stepwell.codec.seal import Seal
 from stepwell.codec.types import PACKERS
-
-if TYPE_CHECKING:
-    from stepwell.codec.seal import Seal
 
 __all__ = ["LARGE", "fingerprint", "in_thread", "is_large", "open_data", "seal_data"]
 

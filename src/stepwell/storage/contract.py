@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import random
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
+from typing import Any, ClassVar, Self, TypeAlias
 
 from stepwell.codec import encode_namespace
 from stepwell.errors import Unsupported
@@ -21,12 +21,16 @@ from stepwell.storage.base.lifecycle import Lifecycle
 from stepwell.storage.base.renewal import Renewals
 from stepwell.storage.base.sweeper import ExpiredListener, Sweeper
 from stepwell.storage.listing import ANY, Any_, Beside, Due, Entry, Page, Query, StateCount, Swept
-from stepwell.storage.observers import RunBatch, batch_observers, storage_observers
 from stepwell.storage.operations import Apply, Claim, Operation, Result, check_queue
+from stepwell.storage.transport.batch import Batch
 from stepwell.storage.transport.lane import Lane
 from stepwell.storage.wakeups import Callback, add_listener, check_topic, wake
 
-__all__ = ["Storage"]
+__all__ = ["RunBatch", "Storage"]
+
+
+#: Sends a batch, and returns its results.
+RunBatch: TypeAlias = Callable[[Batch], Awaitable[list[Result]]]
 
 
 class Storage(Lifecycle):
@@ -78,9 +82,12 @@ class Storage(Lifecycle):
         can_sweep = type(self).sweep is not Storage.sweep
         self._sweeper = Sweeper(self, sweep_every if can_sweep else None)
         self._patience = patience
-        for observer in storage_observers:
+        for observer in Storage.observers:
             observer(self)
 
+    #: Called with each new storage, and with the function that sends its batches; see ``observers``.
+    observers: ClassVar[list[Callable[[Storage], object]]] = []
+    batch_observers: ClassVar[list[Callable[[Storage, RunBatch], RunBatch]]] = []
     #: Whether other processes may use the same records.
     shared: ClassVar[bool] = True
 
@@ -271,7 +278,7 @@ class Storage(Lifecycle):
         return (self._lanes.get(name) or self._new_lane(name, self.run)).submit(operation)
 
     def _new_lane(self, name: Hashable, run: RunBatch) -> Lane:
-        for observer in batch_observers:
+        for observer in Storage.batch_observers:
             run = observer(self, run)
         lane = self._lanes[name] = self._make_lane(name, run)
         return lane

@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
-if TYPE_CHECKING:
-    from stepwell.storage.contract import Storage
-    from stepwell.storage.operations import Result
-    from stepwell.storage.transport.batch import Batch
+from stepwell.storage.contract import RunBatch, Storage
 
 __all__ = [
     "BatchObserver",
-    "RunBatch",
     "StorageObserver",
-    "batch_observers",
     "observe_batches",
     "observe_storages",
-    "storage_observers",
 ]
 
 #: Called with each new storage. It must not raise.
-StorageObserver: TypeAlias = Callable[["Storage"], object]
-
-storage_observers: list[StorageObserver] = []
-
-RunBatch: TypeAlias = "Callable[[Batch], Awaitable[list[Result]]]"
+StorageObserver: TypeAlias = Callable[[Storage], object]
 #: Wraps the function that sends the batches of a storage. It is called when the storage opens.
-BatchObserver: TypeAlias = Callable[["Storage", RunBatch], RunBatch]
-
-batch_observers: list[BatchObserver] = []
+BatchObserver: TypeAlias = Callable[[Storage, RunBatch], RunBatch]
 
 
 def observe_storages(observer: StorageObserver) -> Callable[[], None]:
@@ -44,7 +32,7 @@ def observe_storages(observer: StorageObserver) -> Callable[[], None]:
         assert created == [] or open_storage("memory://") in created
         end()
     """
-    return _added(storage_observers, observer)
+    return _added(Storage.observers, observer)
 
 
 def observe_batches(observer: BatchObserver) -> Callable[[], None]:
@@ -64,7 +52,7 @@ def observe_batches(observer: BatchObserver) -> Callable[[], None]:
         end = observe_batches(count)
         end()
     """
-    return _added(batch_observers, observer)
+    return _added(Storage.batch_observers, observer)
 
 
 def _added(observers: list[Any], observer: object) -> Callable[[], None]:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from stepwell.errors import OutcomeUnknown
-
-if TYPE_CHECKING:
-    from stepwell.storage.contract import Storage
+from stepwell.storage.contract import Storage
 
 __all__ = ["run_in_loop"]
 

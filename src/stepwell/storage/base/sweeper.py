@@ -6,14 +6,11 @@ import asyncio
 import logging
 import weakref
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from stepwell.errors import StorageClosed, StorageUnavailable
 from stepwell.record import Address
-
-if TYPE_CHECKING:
-    from stepwell.storage.contract import Storage
-    from stepwell.storage.listing import Swept
+from stepwell.storage.listing import Swept
 
 __all__ = ["ExpiredListener", "Sweeper", "notify_expired"]
 
@@ -26,12 +23,25 @@ ExpiredListener: TypeAlias = Callable[[Address, str | None], Awaitable[Any]]
 PAGE = 500
 
 
+class Sweepable(Protocol):
+    """A storage with expired records."""
+
+    expired_listeners: list[ExpiredListener]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is open."""
+
+    async def sweep(self, limit: int = ...) -> Swept:
+        """Remove up to ``limit`` expired records."""
+
+
 class Sweeper:
     """Sweeps an open storage every ``every`` seconds; never if that is ``None``."""
 
     __slots__ = ("_every", "_storage", "_task", "_timer")
 
-    def __init__(self, storage: Storage, every: float | None) -> None:
+    def __init__(self, storage: Sweepable, every: float | None) -> None:
         # A weak reference, so that the timer does not keep an unused storage alive.
         self._storage = weakref.ref(storage)
         self._every = every
@@ -57,7 +67,7 @@ class Sweeper:
         if storage is not None and storage.is_open:
             self._task = asyncio.get_running_loop().create_task(self.sweep(storage), name="stepwell-sweep")
 
-    async def sweep(self, storage: Storage) -> None:
+    async def sweep(self, storage: Sweepable) -> None:
         """Remove all expired records, and schedule the next sweep."""
         try:
             while True:

@@ -17,9 +17,8 @@ from stepwell.codec.json import replaced
 from stepwell.errors import InvalidOption, StorageClosed, StorageUnavailable
 from stepwell.options import check_choice, check_number, check_whole
 from stepwell.record import Address, Limits
-from stepwell.storage.contract import Storage
+from stepwell.storage.contract import RunBatch, Storage
 from stepwell.storage.listing import ANY, Any_, Beside, Due, Page, Query, Swept
-from stepwell.storage.observers import RunBatch
 from stepwell.storage.operations import Apply, Claim, Get, Operation, Result
 from stepwell.storage.redis.batches import Batches, whole
 from stepwell.storage.redis.client import ServerConfig, configs_of_client, configs_of_url
