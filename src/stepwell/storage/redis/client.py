@@ -253,53 +253,44 @@ class RedisConnection:
                 except _errors.ResponseError as error:
                     replies.append(Refused(_code(error), str(error)))
             return replies
-        except asyncio.CancelledError as error:
-            await self.close()
-            if not self._timeout.end():
-                raise
-            why, self._abandoned = self._abandoned, ""
-            what = why or f"does not answer within {self._timeout.seconds:g} s"
-            raise self._unavailable(what, None, sent=sent) from error
-        except StorageUnavailable:
-            await self.close()
-            raise
-        except _errors.BusyLoadingError as error:
-            await self.close()
-            raise self._unavailable("is loading its data", error, sent=bool(replies)) from error
-        except _errors.AuthenticationError as error:
-            await self.close()
-            raise self._unavailable("refuses the user or password", error, sent=bool(replies), final=True) from error
-        except _errors.ResponseError as error:
-            # Errors of commands are replies, so this is an error of the handshake.
-            await self.close()
-            if isinstance(error, _errors.NoPermissionError):
-                what = "does not permit its user to connect; see the ACL line in docs/redis.md"
-                raise self._unavailable(what, error, sent=sent, final=True) from error
-            if "unknown command" in str(error).lower():
-                # Without the error: it quotes the arguments of HELLO, and so the password.
-                what = (
-                    "does not know a command of the handshake; use Redis 6.2 or newer, or a proxy that supports HELLO"
-                )
-                raise self._unavailable(what, None, sent=sent, final=True) from None
-            if "DB index" not in str(error):
-                raise self._unavailable("cannot be reached", error, sent=sent) from error
-            raise self._unavailable(
-                f"has no database {self._config.arguments.get('db')}; use a lower number, "
-                "or raise databases in its configuration",
-                error,
-                sent=sent,
-                final=True,
-            ) from error
-        except DRIVER_ERRORS as error:
-            await self.close()
-            raise self._unavailable("cannot be reached", error, sent=sent) from error
-        except BaseException:
+        except BaseException as error:
             # Replies may still arrive, and nothing will read them.
             await self.close()
-            raise
+            if isinstance(error, asyncio.CancelledError) and self._timeout.end():
+                why, self._abandoned = self._abandoned, ""
+                what = why or f"does not answer within {self._timeout.seconds:g} s"
+                raise self._unavailable(what, None, sent=sent) from error
+            if isinstance(error, StorageUnavailable) or not isinstance(error, DRIVER_ERRORS):
+                raise
+            what, final = self._reason(error)
+            refused = isinstance(error, _errors.BusyLoadingError | _errors.AuthenticationError)
+            # Some errors quote the arguments of HELLO, and so the password.
+            cause = None if "HELLO" in what else error
+            raise self._unavailable(what, cause, sent=bool(replies) if refused else sent, final=final) from cause
         finally:
             self._timeout.end()
             self._lock.release()
+
+    def _reason(self, error: Exception) -> tuple[str, bool]:
+        """Return what an error says about the server, and whether it is the same for every attempt.
+
+        Errors of commands are replies, so an error that the server has sent concerns the handshake.
+        """
+        if isinstance(error, _errors.BusyLoadingError):
+            return "is loading its data", False
+        if isinstance(error, _errors.AuthenticationError):
+            return "refuses the user or password", True
+        if isinstance(error, _errors.NoPermissionError):
+            return "does not permit its user to connect; see the ACL line in docs/redis.md", True
+        if isinstance(error, _errors.ResponseError) and "unknown command" in str(error).lower():
+            return (
+                "does not know a command of the handshake; use Redis 6.2 or newer, or a proxy that supports HELLO",
+                True,
+            )
+        if isinstance(error, _errors.ResponseError) and "DB index" in str(error):
+            database = self._config.arguments.get("db")
+            return f"has no database {database}; use a lower number, or raise databases in its configuration", True
+        return "cannot be reached", False
 
     @property
     def waited(self) -> float:
@@ -379,10 +370,8 @@ def _code(error: Exception) -> str:
 _CODES: Final = (
     (_errors.MovedError, "MOVED"),
     (_errors.AskError, "ASK"),
-    (_errors.TryAgainError, "TRYAGAIN"),
     (_errors.MasterDownError, "MASTERDOWN"),
     (_errors.ClusterDownError, "CLUSTERDOWN"),
-    (_errors.ClusterCrossSlotError, "CROSSSLOT"),
     (_errors.NoScriptError, "NOSCRIPT"),
     (_errors.ReadOnlyError, "READONLY"),
     (_errors.OutOfMemoryError, "OOM"),

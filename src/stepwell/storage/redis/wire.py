@@ -217,11 +217,9 @@ def result(operation: Operation, reply: list[Any], now: float) -> Result:
             return Applied(version=version, base=reply[3], now=now)
         # The record after the write, even if it has expired.
         after = stored(operation.address, paired(reply[4]), float("-inf"), None)
-        return (
-            after
-            if isinstance(after, StepwellError)
-            else Applied(version=version, base=reply[3], now=now, record=after)
-        )
+        if isinstance(after, StepwellError):
+            return after
+        return Applied(version=version, base=reply[3], now=now, record=after)
     if isinstance(operation, Claim):
         if code:
             return Taken(float(reply[1]) - now) if code == "TAKEN" else _refused(operation, reply)
@@ -286,20 +284,23 @@ def _damaged(address: Address) -> CorruptRecord:
 
 
 def _refused(operation: Operation, reply: list[Any]) -> StepwellError:
-    code, address = reply[0], operation.address.text
-    if code == "LEASE":
-        return LeaseLost(address)
-    if code == "BASE":
-        return RecordReplaced(address)
-    if code == "VERSION":
-        return VersionChanged(address)
-    if code == "EXISTS":
-        return RecordExists(address)
+    code, address = reply[0], operation.address
+    if code in _GUARDS:
+        return _GUARDS[code](address.text)
     if code == "LARGE":
         return TooLarge("the record", int(reply[1]), operation.change.limit)  # type: ignore[union-attr]
     if code == "DAMAGED":
-        return _damaged(operation.address)
-    return refusal(reply[1], operation.address)
+        return _damaged(address)
+    return refusal(reply[1], address)
+
+
+#: The errors of conditions that are not met.
+_GUARDS: Final[dict[str, Callable[[str], StepwellError]]] = {
+    "LEASE": LeaseLost,
+    "BASE": RecordReplaced,
+    "VERSION": VersionChanged,
+    "EXISTS": RecordExists,
+}
 
 
 def failure(message: str, where: str) -> StorageError:
@@ -354,7 +355,6 @@ _TEMPORARY: Final = {
     "LOADING": "is loading its data",
     "MASTERDOWN": "has lost its master",
     "CLUSTERDOWN": "is part of a cluster that is down",
-    "TRYAGAIN": "is moving these keys to another node",
     "BUSY": "is running a long script",
     "UNBLOCKED": "has become a replica",
     "FENCED": "has got a later attempt already",
