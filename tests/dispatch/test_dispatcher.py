@@ -263,6 +263,40 @@ async def test_every_error_is_logged_and_polling_continues(
             assert each in caplog.text
 
 
+async def test_a_read_that_always_fails_stops_no_other_source(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(polling, "TICK", 0.001)
+    monkeypatch.setattr(polling, "LONGEST_TICK", 0.01)
+
+    class Failing(MemoryStorage):
+        async def due_in(self, *args: Any, **options: Any) -> Any:
+            raise ZeroDivisionError
+
+        async def due(self, namespace: str, **options: Any) -> Any:
+            if namespace == "broken":
+                raise ZeroDivisionError
+            return await super().due(namespace, **options)
+
+    served: Counter[str] = Counter()
+    async with Failing(clock=clock) as storage, serve_timers(storage, "broken", {}), source_of(storage, clear):
+        queues = [
+            Counted(storage, BOT, [f"queue{number}"], places=[Places(1)], pauses=(1, 2), what="task")
+            for number in range(2)
+        ]
+        for queue in queues:
+            queue.served = served
+            dispatcher_of(storage).start(queue)
+        for turn in range(1, 4):
+            await overdue(storage, 1)
+            await storage.perform(
+                Apply(storage.address(BOT, "job"), Change(write=storage.ids(), queue=Queue("queue1")))
+            )
+            await until(lambda turn=turn: served.total() == turn)  # type: ignore[misc]
+            async with asyncio.timeout(20):
+                while await storage.due(BOT):
+                    await asyncio.sleep(0.001)
+        await dispatcher_of(storage).stop(*queues)
+
+
 async def test_polling_is_retried_after_unexpected_errors_at_growing_intervals(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -136,8 +136,12 @@ class Dispatcher:
                 else:
                     # It is read as soon as a place is free.
                     source.hot = True
-            # A single source is simply read.
-            if len(idle) == 1 or (idle and await idle[0].any_fresh(idle, self._is_busy)):
+            try:
+                # A single source is simply read.
+                fresh = len(idle) == 1 or (bool(idle) and await idle[0].any_fresh(idle, self._is_busy))
+            except Exception:  # noqa: BLE001 each source is read, which raises again, and the other groups too
+                fresh = True
+            if fresh:
                 for source in idle:
                     source.hot = True
 
