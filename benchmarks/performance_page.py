@@ -55,6 +55,11 @@ coroutine counts as a call; a call into C does not. Waiting takes a few more cal
 the lowest of {repeats} counts. The tests fail if a figure grows by more than 15 %. Counted on {day}: {python}.
 """
 
+CROSSED = """\
+In {work}, functions of {modules} modules of Stepwell are called.
+{changes} of these calls are in another module than the call before.
+"""
+
 RUN = """\
 *One of 50 users* is an update while the other 49 send updates too. They share round trips and commits.
 
@@ -82,7 +87,9 @@ def page(run: Comparison, calls: dict[str, Any]) -> str:
     parts = [START.format(day=run.day, machine=run.machine, packages=run.packages)]
     for workload, title in TITLES.items():
         parts += [f"## {title}\n", "\n".join(table(run, workload)) + "\n", CAPTIONS[workload]]
-    parts += [CALLED.format(**calls), calls_table(calls["rows"]), RUN]
+    parts += [CALLED.format(**calls), calls_table(calls["rows"])]
+    parts += [CROSSED.format(**each) for each in calls["crossed"]]
+    parts += [RUN]
     return "\n".join(parts)
 
 

@@ -453,7 +453,7 @@ async def test_reports_without_the_secret_are_ignored(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_raises_a_clear_error() -> None:
-    with pytest.raises(UsageError, match=r"nowhere\.py does not exist"):
+    with pytest.raises(UsageError, match=r"nowhere\.py' does not exist"):
         Playground("nowhere.py", storage="memory://")
     with pytest.raises(UsageError, match="is a directory; pass the bot's file"):
         Playground(".", storage="memory://")
