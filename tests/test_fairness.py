@@ -15,6 +15,7 @@ from stepwell.slot import Slot
 from stepwell.slot.waiters import turn_of
 from stepwell.storage import Claim, Claimed, Release, Taken
 from tests.backends import Backend
+from tests.until import until
 
 #: Seconds that a handler takes. A waiter polls every tenth of a second, so shorter ones are overtaken more often.
 HANDLER = 0.1
@@ -34,8 +35,7 @@ async def test_a_process_with_many_waiters_lets_another_in(shared_backend: Backe
     await asyncio.gather(hot.open(), other.open())
     order: list[str] = []
     waiters = [asyncio.create_task(hold(hot, "hot", order)) for _ in range(20)]
-    while not order:
-        await asyncio.sleep(0.01)
+    await until(lambda: order)
     await hold(other, "other", order)
     # It checks for waiters every quarter of a second, and one handler is running.
     assert len(order) <= 8, order
@@ -54,8 +54,7 @@ async def test_a_process_that_takes_a_key_again_and_again_lets_another_in(shared
             await hold(hot, "hot", order)
 
     loop = asyncio.create_task(again_and_again())
-    while len(order) < 2:
-        await asyncio.sleep(0.01)
+    await until(lambda: len(order) >= 2)
     await hold(other, "other", order)
     assert len(order) <= 9, order
     await loop

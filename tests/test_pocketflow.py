@@ -11,6 +11,7 @@ import pytest
 import stepwell.pocketflow as ours
 from stepwell.errors import InvalidOption
 from stepwell.nodes import subscribe
+from tests.until import forever
 
 BOTH = pytest.mark.parametrize("pf", [theirs, ours], ids=["pocketflow", "stepwell"])
 
@@ -571,7 +572,7 @@ async def test_siblings_are_cancelled_and_awaited_after_an_error(pf):
             if item == 2:
                 began.set()
             try:
-                await asyncio.sleep(60)
+                await forever()
             finally:
                 ended.append(item)
 
@@ -597,7 +598,7 @@ async def test_parallel_flows_are_cancelled_and_awaited_after_an_error():
             if n == 2:
                 began.set()
             try:
-                await asyncio.sleep(60)
+                await forever()
             finally:
                 ended.append(n)
 

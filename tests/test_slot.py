@@ -29,6 +29,7 @@ from stepwell.slot.waiters import held_tokens
 from stepwell.storage import Apply, Claim, Claimed, Get, Guard, Release
 from stepwell.testing import FaultyStorage
 from tests.backends import Backend
+from tests.until import until, yields
 
 
 @pytest.fixture
@@ -194,8 +195,7 @@ async def test_a_long_wait_for_another_process_logs_the_key_the_holder_and_the_t
     assert isinstance(await storage.perform(Claim(address, "another", 30)), Claimed)
 
     async def release_after_the_line() -> None:
-        while not caplog.messages:
-            await asyncio.sleep(0.01)
+        await until(lambda: caplog.messages)
         # The waiter polls several times after its line.
         await asyncio.sleep(0.3)
         await storage.perform(Release(address, "another"))
@@ -341,9 +341,7 @@ async def test_a_holder_does_not_reopen_a_closed_storage(storage: Storage, caplo
         async with Slot(storage, "bot", 1, lease=0.3) as slot:
             slot.data["a"] = 1
             await storage.close()
-            async with asyncio.timeout(20):
-                while "could not be renewed" not in caplog.text:
-                    await asyncio.sleep(0.01)
+            await until(lambda: "could not be renewed" in caplog.text)
             assert not storage.is_open
             await slot.commit()
     assert not storage.is_open
@@ -396,8 +394,7 @@ async def test_a_cancellation_at_any_point_leaves_no_queue_no_task_and_no_claim(
                     await slot.commit()
 
             tasks = [asyncio.create_task(hold(storage, name)) for name in "abc"]
-            for _ in range(steps):
-                await asyncio.sleep(0)
+            await yields(steps)
             tasks[steps % 3].cancel()
             results = await asyncio.gather(*tasks, return_exceptions=True)
             assert [r for r in results if not (r is None or isinstance(r, asyncio.CancelledError))] == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from celery import Celery
 from stepwell.adapters.celery import CeleryRuns
 from stepwell.nodes import Node, Wait, linear, step
 from stepwell.nodes.run import journal, lease
+from tests.until import wait_until
 
 # A runner that died is noticed after seconds, not after ten.
 lease.LEASE, journal.WATCH = 1.5, 1.0
@@ -33,10 +33,7 @@ class Hold(Node):
 
     def exec(self, prep_res: Any) -> None:
         (FOLDER / f"{step().flow_id}.hold.{os.getpid()}").touch()
-        until = time.monotonic() + 30
-        while not (FOLDER / "gate").exists():
-            assert time.monotonic() < until
-            time.sleep(0.01)
+        wait_until((FOLDER / "gate").exists)
 
 
 class End(Node):

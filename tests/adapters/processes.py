@@ -21,6 +21,7 @@ from typing import Any
 from stepwell.botapi import Bot, BotAPI, Person
 from stepwell.botapi.http.webhook import WebhookInfo
 from tests.servers.process import free_port
+from tests.until import until
 
 SECRET = "s3cret"
 #: Importing a framework takes long on a busy machine.
@@ -68,9 +69,7 @@ class Bots:
         return log.read_text() if log.exists() else ""
 
     async def until_listening(self, workers: int) -> None:
-        async with asyncio.timeout(PATIENCE):
-            while self.log().count("listening") < workers:
-                await asyncio.sleep(0.02)
+        await until(lambda: self.log().count("listening") >= workers)
 
     async def heard(self, chat: Person) -> str:
         """Return the next answer of the bot."""
@@ -82,9 +81,7 @@ class Bots:
     async def settled(self, patience: float = PATIENCE) -> None:
         """Wait until every update is confirmed, which happens when it was handled."""
         try:
-            async with asyncio.timeout(patience):
-                while self.bot.updates.pending:
-                    await asyncio.sleep(0.01)
+            await until(lambda: not self.bot.updates.pending, patience=patience)
         except TimeoutError:
             webhook = self.api.webhooks.of(self.bot)
             raise AssertionError(

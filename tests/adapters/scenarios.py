@@ -12,6 +12,7 @@ from typing import Any
 
 from stepwell.botapi import Bot, BotAPI, Person
 from tests.adapters.processes import PATIENCE, Bots
+from tests.until import until
 
 LARGE = os.environ.get("STEPWELL_DOSE") == "large"
 REGISTRATION = [
@@ -31,9 +32,7 @@ STEPS = [str(number) for number in range(10)]
 
 async def until_confirmed(bot: Bot) -> None:
     """Wait until every update is confirmed. Another one would be delivered again after a restart."""
-    async with asyncio.timeout(60):
-        while bot.updates.pending:
-            await asyncio.sleep(0.01)
+    await until(lambda: not bot.updates.pending)
 
 
 async def check_registration(chat: Person, running: Callable[[], AbstractAsyncContextManager[None]]) -> None:
@@ -122,9 +121,9 @@ class Walk:
         await bots.listen()
         total = len(bots.bot.updates.pending)
         for kill in range(1, kills + 1):
-            async with asyncio.timeout(PATIENCE * 3):
-                while len(bots.bot.updates.pending) > total * (1 - kill / (kills + 1)):
-                    await asyncio.sleep(0.01)
+            await until(
+                lambda: len(bots.bot.updates.pending) <= total * (1 - kill / (kills + 1)), patience=PATIENCE * 3
+            )
             bots.workers[-2].kill()
             bots.start(make, url)
             await bots.until_listening(2 + kill)

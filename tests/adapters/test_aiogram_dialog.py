@@ -26,6 +26,7 @@ from stepwell import MemoryStorage, Storage
 from stepwell.adapters.aiogram import StepwellIsolation, StepwellStorage
 from stepwell.botapi import BotAPI, Person
 from tests.backends import Backend
+from tests.until import until
 
 #: Seconds before a test fails; far longer than any wait takes.
 PATIENCE = 60.0
@@ -141,9 +142,7 @@ class Talk:
 
     async def read(self, text: str) -> None:
         """Wait for a message with this text."""
-        async with asyncio.timeout(PATIENCE):
-            while text not in [message.get("text") for message in self.person.messages]:
-                await asyncio.sleep(0.01)
+        await until(lambda: text in [message.get("text") for message in self.person.messages])
 
     async def finish(self) -> None:
         """Wait until all updates have ended. An update that starts another one ends after that one has begun."""

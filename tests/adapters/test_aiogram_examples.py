@@ -16,6 +16,7 @@ from aiogram.client.telegram import TelegramAPIServer
 from examples import aiogram_registration, aiogram_states, aiogram_wizard, support_forum
 from stepwell.botapi import BotAPI, Person
 from tests.adapters.scenarios import check_registration, check_wizard, until_confirmed
+from tests.until import until
 
 
 @asynccontextmanager
@@ -56,11 +57,6 @@ async def test_the_support_bot_in_forum_topics(api: BotAPI, tmp_path: Path, capl
     alice = api.chat(api.bot("support_bot"), first_name="Alice")
     team = alice.user(99, first_name="Agent").group(forum_id, is_forum=True)
     bob = alice.user(7, first_name="Bob")
-
-    async def until(true: Callable[[], object]) -> None:
-        async with asyncio.timeout(60):
-            while not true():
-                await asyncio.sleep(0.01)
 
     async with polling(support_forum.make_dispatcher(storage, forum_id), api, alice):
         assert (await alice.ask("/start")).startswith("Write your question")

@@ -44,6 +44,7 @@ from stepwell.testing import Clock
 from tests.adapters.aiogram_bots import Silent, feed, make_bot, message
 from tests.adapters.cancellation import cancel_at
 from tests.backends import Backend
+from tests.until import until
 
 
 class Registration(Flow, name="registration"):
@@ -381,9 +382,7 @@ async def test_timers_run_from_startup_to_shutdown_and_answer_through_their_bot(
     await feed(dispatcher, bot, message("go", user=1))
     await feed(dispatcher, second, message("go", user=2))
     clock.advance(601)
-    async with asyncio.timeout(60):
-        while not (said.texts and also.texts):
-            await asyncio.sleep(0.02)
+    await until(lambda: said.texts and also.texts)
     await dispatcher.emit_shutdown(bot=bot)
     assert said.calls == [{"method": "sendMessage", "chat_id": 1, "text": "Too late."}]
     assert also.calls == [{"method": "sendMessage", "chat_id": 2, "text": "Too late."}]
@@ -427,9 +426,7 @@ async def test_an_update_waits_for_a_busy_key_and_logs_a_warning(
     fed = asyncio.create_task(feed_later())
     async with fsm.conversation(key=(42, 42)):
         entered.set()
-        async with asyncio.timeout(30):
-            while "waiting longer" not in caplog.text:
-                await asyncio.sleep(0.01)
+        await until(lambda: "waiting longer" in caplog.text)
         assert not fed.done()
     await fed
     assert session.texts == ["What's your name?"]

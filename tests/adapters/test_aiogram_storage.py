@@ -40,6 +40,7 @@ from stepwell.testing import Clock
 from tests.adapters.aiogram_bots import feed, make_bot, message
 from tests.adapters.cancellation import cancel_at
 from tests.backends import Backend
+from tests.until import until, yields
 
 KEY = StorageKey(bot_id=7, chat_id=42, user_id=42)
 
@@ -473,8 +474,7 @@ async def test_a_task_waits_for_a_lock_that_its_handler_holds(storage: Storage, 
 
     async with isolation.lock(KEY):
         task = asyncio.create_task(background())
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await yields(20)
         await kept.update_data(KEY, {"handler": 1})
         order.append("handler")
     await task
@@ -584,8 +584,7 @@ async def test_a_busy_lock_logs_a_warning_and_waits(storage: Storage, caplog: py
     async def holder() -> None:
         async with isolation.lock(KEY), asyncio.timeout(30):
             held.set()
-            while "waiting longer" not in caplog.text:
-                await asyncio.sleep(0.01)
+            await until(lambda: "waiting longer" in caplog.text)
 
     holding = asyncio.create_task(holder())
     await held.wait()

@@ -21,6 +21,7 @@ from stepwell.record import RUNS
 from stepwell.storage import MemoryStorage
 from tests.servers.process import Process, free_port
 from tests.servers.redis import RedisServer
+from tests.until import until
 
 
 @pytest.fixture
@@ -114,8 +115,7 @@ async def test_runs_with_a_long_node_cause_no_endless_tasks(monkeypatch: pytest.
     async with MemoryStorage() as storage:
         flow = linear(Long, name="f", storage=storage)
         busy = [asyncio.create_task(flow.run(flow_id=f"r{number}")) for number in range(2)]
-        while len(await storage.due(RUNS)) < 2:
-            await asyncio.sleep(0.01)
+        await until(lambda: storage.due(RUNS), lambda due: len(due) >= 2)
         sent = Sent(flow)
         # A sweep sends their tasks, because their runner may have died.
         await sent.sweep()
@@ -159,9 +159,7 @@ async def test_the_end_of_a_run_sends_the_task_of_the_next_one_of_its_partition(
 
 
 async def found(folder: Path, pattern: str, count: int) -> list[list[str]]:
-    async with asyncio.timeout(30):
-        while len(paths := sorted(folder.glob(pattern))) < count:
-            await asyncio.sleep(0.02)
+    paths = await until(lambda: sorted(folder.glob(pattern)), lambda paths: len(paths) >= count)
     return [path.name.split(".") for path in paths]
 
 
@@ -191,8 +189,7 @@ async def test_celery_workers_run_submitted_runs_and_one_of_them_is_killed(
             assert await handle.result() == {"ended": True}
         with pytest.raises(RunFailed, match="no luck"):
             await failed.result()
-        while (await asked.status()).status != "parked":
-            await asyncio.sleep(0.02)
+        await until(asked.status, lambda run: run.status == "parked")
         await asked.answer("Ada")
         shop.celery_runs.send(shop.asks, "ask")
         assert await asked.result() == {"name": "Ada", "ended": True}

@@ -21,6 +21,7 @@ from stepwell.adapters.openai_agents import StepwellSession
 from stepwell.errors import InsideLoop, InvalidOption, OutcomeUnknown, StorageClosed
 from stepwell.log import Log
 from tests.backends import Backend
+from tests.until import until
 
 #: It forks, because importing the framework takes seconds.
 WORKERS = """
@@ -219,8 +220,7 @@ def test_a_call_ends_with_an_error_if_the_loop_of_the_storage_stops_meanwhile(tm
         async with Log(storage, "openai-agents", "ann").claim():
             adding.start()
             # The call waits for the claim.
-            while not any(task.get_coro().__name__ == "append" for task in asyncio.all_tasks()):  # type: ignore[union-attr]
-                await asyncio.sleep(0.001)
+            await until(lambda: any(task.get_coro().__name__ == "append" for task in asyncio.all_tasks()))
             loop.stop()
             await asyncio.sleep(0)
 

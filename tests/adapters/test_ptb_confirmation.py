@@ -17,6 +17,7 @@ from stepwell.botapi import BotAPI, Person
 from stepwell.errors import InvalidOption, StorageUnavailable
 from tests.adapters.ptb_bots import builder, make_app, message
 from tests.servers.process import free_port
+from tests.until import until
 
 
 @asynccontextmanager
@@ -43,9 +44,7 @@ async def running(tmp_path: Path, transport: str, handler: Any) -> AsyncIterator
 
 
 async def until_confirmed(chat: Person) -> None:
-    async with asyncio.timeout(60):
-        while chat.bot.updates.pending:
-            await asyncio.sleep(0.01)
+    await until(lambda: not chat.bot.updates.pending)
 
 
 @pytest.mark.parametrize("transport", ["poll", "hook"])

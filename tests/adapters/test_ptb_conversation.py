@@ -30,6 +30,7 @@ from stepwell.testing import Clock
 from tests.adapters.cancellation import cancel_at
 from tests.adapters.ptb_bots import builder, calls_of, make_app, message
 from tests.backends import Backend
+from tests.until import until
 
 NAME, EMAIL = range(2)
 TEXT = filters.TEXT & ~filters.COMMAND
@@ -344,8 +345,7 @@ async def test_a_timeout_ends_the_conversation_in_this_process(storage: Storage)
     async with workers(storage, handler, number=1) as (one,):
         await say(one, "/register")
         assert await asyncio.wait_for(ended.get(), 30) == begun[0]
-        while (await stored(storage)).flow is not None:
-            await asyncio.sleep(0.01)
+        await until(lambda: stored(storage), lambda it: it.flow is None)
         record = await stored(storage)
         assert record.data["user_data.late"] is True
         assert not [field for field in record.data if field.startswith(("timeout.", "conversation."))]
@@ -384,8 +384,7 @@ async def test_another_worker_ends_the_conversation(
             assert ended.empty()
             clock.advance(20)
             assert await asyncio.wait_for(ended.get(), 30) == "Alice"
-            while (await stored(storage)).flow is not None:
-                await asyncio.sleep(0.01)
+            await until(lambda: stored(storage), lambda it: it.flow is None)
             assert (await stored(storage)).data["user_data.late"] == "Alice"
             assert two.handlers[0][0].check_update(message(two, "/register"))
         # The timer of the first process finds that it has fired.
@@ -435,8 +434,7 @@ async def test_a_pending_handler_lets_other_updates_wait(storage: Storage) -> No
             assert waited.get_nowait() == id(application)
         assert (await stored(storage)).state == str(NAME)
         go.set()
-        while (await stored(storage)).state != str(EMAIL):
-            await asyncio.sleep(0.01)
+        await until(lambda: stored(storage), lambda it: it.state == str(EMAIL))
         assert (await stored(storage)).data["user_data.name"] == "Alice"
         await say(two, "a@b.c")
         assert (await stored(storage)).flow is None

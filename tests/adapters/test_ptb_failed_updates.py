@@ -19,6 +19,7 @@ from stepwell.errors import EncodeError, StorageUnavailable, TooLarge
 from stepwell.storage import Apply
 from tests.adapters.ptb_bots import builder, message
 from tests.backends import Backend
+from tests.until import yields
 
 Harm = Callable[[Any, Any], Any]
 
@@ -281,8 +282,7 @@ class PartlyFailing(MemoryStorage):
         if self.refused is not None and isinstance(operation, Apply):
             if operation.address.key == self.refused:
                 raise StorageUnavailable("refused")
-            for _ in range(5):
-                await asyncio.sleep(0)
+            await yields(5)
         return await super().perform(operation)
 
 

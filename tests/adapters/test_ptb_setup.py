@@ -35,6 +35,7 @@ from stepwell.fsm import FSM, Context, Flow, state
 from stepwell.testing import Clock
 from tests.adapters.ptb_bots import builder, calls_of, make_app, message
 from tests.backends import Backend
+from tests.until import until
 
 TEXT = filters.TEXT & ~filters.COMMAND
 
@@ -360,9 +361,7 @@ async def test_timers_run_from_start_to_shutdown_and_answer_through_the_bot(back
         async with application:
             await say(application, "go", user=user)
             clock.advance(601)
-            async with asyncio.timeout(60):
-                while len(calls_of(application).calls) < user:
-                    await asyncio.sleep(0.02)
+            await until(lambda: len(calls_of(application).calls) >= user)
         assert not fsm.storage.is_open
     assert calls_of(application).calls == [
         {"method": "sendMessage", "chat_id": user, "text": "Too late."} for user in (1, 2)

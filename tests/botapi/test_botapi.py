@@ -12,6 +12,7 @@ import pytest
 
 from stepwell.botapi import Bot, BotAPI, NotPossible, Person
 from tests.botapi.conftest import Client
+from tests.until import until
 
 
 async def test_send_message_reaches_the_user(call: Client, chat: Person) -> None:
@@ -284,9 +285,7 @@ async def test_a_token_is_never_logged_or_shown(
     await api.chat(bot).send("x")
     webhook = api.webhooks.of(bot)
     assert webhook is not None
-    async with asyncio.timeout(60):
-        while not webhook.failed_with:
-            await asyncio.sleep(0.01)
+    await until(lambda: webhook.failed_with)
     secret = bot.token.partition(":")[2]
     said = [record.getMessage() for record in caplog.records if record.name.startswith(("stepwell", "uvicorn"))]
     assert secret not in "\n".join(said)

@@ -22,6 +22,7 @@ from aiogram.types import BotCommand, BufferedInputFile, InlineKeyboardButton, I
 from telegram.ext import Application, CallbackQueryHandler, CommandHandler
 
 from stepwell.botapi import BotAPI, Person
+from tests.until import until
 
 
 @pytest.fixture
@@ -184,8 +185,6 @@ async def test_two_aiogram_bots_polling_with_one_token_get_a_conflict(
             )
             for dispatcher, bot in ((first, client), (other, second))
         ]
-        async with asyncio.timeout(60):
-            while "make sure that only one bot instance is running" not in caplog.text:
-                await asyncio.sleep(0.05)
+        await until(lambda: "make sure that only one bot instance is running" in caplog.text)
         await asyncio.gather(first.stop_polling(), other.stop_polling())
         await asyncio.gather(*running)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 
 from stepwell.botapi import Bot, BotAPI, NotPossible, Person
 from tests.botapi.conftest import Client
+from tests.until import until
 
 
 async def upload(call: Client, method: str, files: dict[str, bytes], **params: Any) -> Any:
@@ -176,10 +176,10 @@ async def test_a_poll_closes_at_its_time_and_its_bot_gets_the_update(
     group = chat.group(-5)
     now = 1_800_000_000.0
     api.world.clock = lambda: now
-    until = {"open_period": 1, "close_date": 1_800_000_001}
+    closing = {"open_period": 1, "close_date": 1_800_000_001}
     sent = await call(
         "sendPoll", chat_id=-5, question="Tea?", options=["Yes", "No"], reply_markup={"inline_keyboard": []},
-        **{given: until[given]},
+        **{given: closing[given]},
     )  # fmt: skip
     await group.vote("Yes")
     forwarded = await call("forwardMessage", chat_id=42, from_chat_id=-5, message_id=sent["message_id"])
@@ -189,13 +189,11 @@ async def test_a_poll_closes_at_its_time_and_its_bot_gets_the_update(
     now += 1
     with pytest.raises(NotPossible, match="closed"):
         await group.vote("No")
-    async with asyncio.timeout(60):
-        while not shown["poll"]["is_closed"]:
-            await asyncio.sleep(0.01)
+    await until(lambda: shown["poll"]["is_closed"])
     (update,) = chat.updates[before:]
     closed = update["poll"]
     assert (closed["id"], closed["is_closed"], closed["total_voter_count"]) == (sent["poll"]["id"], True, 1)
-    assert closed["close_date"] == until["close_date"]
+    assert closed["close_date"] == closing["close_date"]
     assert shown["poll"] == closed
     # A forwarded poll is the same poll.
     assert chat.messages[-1]["message_id"] == forwarded["message_id"]
@@ -217,9 +215,7 @@ async def test_a_poll_that_was_stopped_or_deleted_gives_no_update_at_its_time(
     await call("stopPoll", **where[0])
     await call("deleteMessage", **where[1])
     now += 1
-    async with asyncio.timeout(60):
-        while not chat.messages[-1]["poll"]["is_closed"]:
-            await asyncio.sleep(0.01)
+    await until(lambda: chat.messages[-1]["poll"]["is_closed"])
     asked = [update["poll"]["question"] for update in chat.updates]
     assert asked == ["Stopped?", "Open?"]
 
@@ -228,9 +224,7 @@ async def test_a_poll_may_close_at_any_date(call: Client, chat: Person) -> None:
     sent = await call("sendPoll", chat_id=42, question="?", options=["a"], close_date=10**400)
     assert not sent["poll"]["is_closed"]
     sent = await call("sendPoll", chat_id=42, question="?", options=["a"], close_date=1)
-    async with asyncio.timeout(60):
-        while not chat.messages[-1]["poll"]["is_closed"]:
-            await asyncio.sleep(0.01)
+    await until(lambda: chat.messages[-1]["poll"]["is_closed"])
     assert not chat.messages[-2]["poll"]["is_closed"]
 
 

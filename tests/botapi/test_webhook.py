@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from aiohttp import web
 
 from stepwell.botapi import Bot, BotAPI, Person
 from tests.botapi.conftest import Client
+from tests.until import until
 
 
 class Hook:
@@ -43,12 +44,6 @@ class Hook:
     @property
     def texts(self) -> list[str]:
         return [update["message"]["text"] for update in self.got]
-
-
-async def until(true: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not true():
-            await asyncio.sleep(0.01)
 
 
 @pytest.fixture
@@ -100,8 +95,7 @@ async def test_an_unreachable_bot_gets_all_updates_later(call: Client, chat: Per
     await call("setWebhook", url="http://127.0.0.1:9/hook")
     await chat.send_at_once("a", "b")
     async with asyncio.timeout(30):
-        while "last_error_message" not in (info := await call("getWebhookInfo")):
-            await asyncio.sleep(0.01)
+        info = await until(lambda: call("getWebhookInfo"), lambda info: "last_error_message" in info)
     assert info["pending_update_count"] == 2
     assert info["last_error_message"].startswith("Connection failed")
     await call("setWebhook", url=hook.url)

@@ -28,6 +28,7 @@ from tests.backends.redis import Redis, RedisCluster
 from tests.cli.conftest import Command, Done, fill
 from tests.servers import pgbouncer
 from tests.servers.postgres import PostgresServer, shared
+from tests.until import until
 
 BOT = """
 from stepwell.fsm import FSM, Flow, Router, state
@@ -140,8 +141,7 @@ async def test_processes_that_run_are_counted(
     async with open_storage(url, clock=lambda: time.time() - 3600) as storage:
         await fill(storage)
     async with open_storage(url) as storage, FSM("shop", storage=storage, flows=[], run_timers=False):
-        while not await processes(storage, limit=10):
-            await asyncio.sleep(0.01)
+        await until(lambda: processes(storage, limit=10))
         done = await command("doctor", "--json")
     assert "1 process of bots and workers was seen" in found(done, "ok")
     assert "2 timers of 'shop' are overdue" in found(done, "warn")
@@ -192,8 +192,7 @@ async def test_a_long_search_for_leases_is_no_difference_of_clocks(tmp_path: Pat
         async with locker.transaction():
             await locker.execute(f"lock table {schema}.records in access exclusive mode")
             reading = asyncio.create_task(storage.settings())
-            while not await locker.fetchval("select count(*) from pg_locks where not granted"):
-                await asyncio.sleep(0.01)
+            await until(lambda: locker.fetchval("select count(*) from pg_locks where not granted"))
             unlocked_at = await locker.fetchval("select date_part('epoch', clock_timestamp())")
         await locker.close()
         assert (await reading)["now"] >= unlocked_at

@@ -10,6 +10,7 @@ import pytest
 from stepwell.botapi import BotAPI
 from stepwell.telegram import BotClient
 from tests.cli.conftest import Command
+from tests.until import until
 
 
 async def test_webhook_shows_the_webhook_of_a_bot_and_removes_it(
@@ -26,8 +27,7 @@ async def test_webhook_shows_the_webhook_of_a_bot_and_removes_it(
         async with BotClient(bot.token, api=api.url) as client:
             await client.call("setWebhook", url=f"http://127.0.0.1:9/{bot.token}")
             await api.chat(bot).send("Hello")
-            while not (await client.call("getWebhookInfo")).get("last_error_message"):
-                await asyncio.sleep(0.01)
+            await until(lambda: client.call("getWebhookInfo"), lambda it: it.get("last_error_message"))
             shown = await command("webhook", file)
             assert shown.code == 0
             assert "bot       @my_bot\nurl       http://127.0.0.1:9/<token>\nwaiting   1 update\nerror" in shown.out

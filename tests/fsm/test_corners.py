@@ -16,6 +16,7 @@ from stepwell.fsm.timers import outbox
 from stepwell.testing import Clock, FaultyStorage
 from tests.backends import Backend
 from tests.fsm.conftest import Form, Make, Open, message
+from tests.until import until
 
 KEY = (42, 42)
 
@@ -206,9 +207,7 @@ async def test_a_slow_timer_and_a_failing_timer_do_not_delay_others(
             for key in range(5):
                 async with fsm.conversation(key=key) as ctx:
                     ctx.start_flow(Slow)
-            async with asyncio.timeout(10):
-                while len([entry async for entry in fsm.find(state="late")]) < 3:
-                    await asyncio.sleep(0.02)
+            await until(lambda: fsm.find(state="late"), lambda late: len(late) >= 3)
         assert [task for task in asyncio.all_tasks() if "stepwell-timer" in task.get_name()] == []
 
 

@@ -14,6 +14,7 @@ from stepwell import MemoryStorage
 from stepwell.errors import InvalidOption, LeaseLost, StorageUnavailable
 from stepwell.fsm import FSM, Context, Flow, HandlerFailed, Router, command, state, text
 from tests.backends import Backend
+from tests.until import until
 
 
 class Order(Flow, name="order"):
@@ -286,8 +287,7 @@ async def test_def_handlers_run_in_threads_and_block_nobody() -> None:
         ctx.answer("quick")
 
     waiting = asyncio.create_task(router.handle(update(1, "/slow")))
-    while not threads:
-        await asyncio.sleep(0.001)
+    await until(lambda: threads)
     assert (await router.handle(update(2, "x", user=43)))[0]["text"] == "quick"
     release.set()
     assert (await waiting)[0]["text"] == "slow"

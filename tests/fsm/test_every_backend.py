@@ -16,6 +16,7 @@ from stepwell.storage import Claim, Claimed
 from stepwell.testing import Chat, Clock
 from tests.backends import Backend
 from tests.fsm.conftest import Form, Open, message
+from tests.until import until
 
 pytestmark = pytest.mark.every_backend
 
@@ -173,9 +174,7 @@ async def test_a_timer_fires_by_the_clock_of_the_backend(backend: Backend) -> No
     async with FSM("bot", storage=storage, flows=[Quick]) as fsm:
         async with fsm.conversation(key=1) as ctx:
             ctx.start_flow(Quick)
-        async with asyncio.timeout(30):
-            while await storage.get_state("bot", 1) != State("quick", "late", {}):
-                await asyncio.sleep(0.02)
+        await until(lambda: storage.get_state("bot", 1), lambda it: it == State("quick", "late", {}))
 
 
 async def test_an_expired_conversation_is_deleted_and_passed_to_on_expired(backend: Backend, clock: Clock) -> None:

@@ -15,6 +15,7 @@ from stepwell.storage.operations import Get
 from stepwell.telegram import InputFile
 from stepwell.testing import Clock
 from tests.backends import Backend
+from tests.until import until
 
 KEY = (42, 42)
 
@@ -416,9 +417,7 @@ async def test_answers_that_are_not_sent_before_a_stop_are_sent_after_the_next_s
         await slow.begun.wait()
     assert slow.sent == []
     async with make_fsm(storage, telegram) as other:
-        async with asyncio.timeout(20):
-            while len(telegram.sent) < 2:
-                await asyncio.sleep(0.01)
+        await until(lambda: len(telegram.sent) >= 2)
         await other.tick()
     assert telegram.sent == ["Are you there?", "Bye."]
 

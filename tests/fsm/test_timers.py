@@ -16,6 +16,7 @@ from stepwell.fsm.update import Update
 from stepwell.testing import Clock, FaultyStorage
 from tests.backends import Backend
 from tests.fsm.conftest import message
+from tests.until import until
 
 KEY = (42, 42)
 ANSWERED: list[str] = []
@@ -301,9 +302,7 @@ async def test_timers_fire_in_the_background_within_a_second_and_survive_a_resta
             await asyncio.sleep(0.6)
             assert await storage.get_state("bot", 1) == State("quick", "ask", {})
         async with FSM("bot", storage=storage, flows=[Quick]):
-            async with asyncio.timeout(30):
-                while await storage.get_state("bot", 1) != State("quick", "late", {}):
-                    await asyncio.sleep(0.02)
+            await until(lambda: storage.get_state("bot", 1), lambda it: it == State("quick", "late", {}))
         assert [task for task in asyncio.all_tasks() if "stepwell-dispatcher" in task.get_name()] == []
 
 
@@ -332,9 +331,7 @@ async def test_timers_survive_an_unavailable_storage(clock: Clock, caplog: pytes
             clock.advance(61)
             await asyncio.sleep(0.05)
             storage.away = False
-            async with asyncio.timeout(30):
-                while await storage.get_state("bot", KEY) != State("slow", "late", {}):
-                    await asyncio.sleep(0.02)
+            await until(lambda: storage.get_state("bot", KEY), lambda it: it == State("slow", "late", {}))
     assert "timers and queues cannot be read" in caplog.text
 
 

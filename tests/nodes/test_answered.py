@@ -14,6 +14,7 @@ from tests.backends import Backend
 from tests.nodes.test_cancel import begun
 from tests.nodes.test_mail import Gate
 from tests.nodes.test_wait import parked
+from tests.until import until
 
 pytestmark = pytest.mark.every_backend
 
@@ -47,10 +48,7 @@ async def test_one_of_many_answers_at_once_is_accepted_even_while_the_run_is_bus
     gate = Gate("gate")
     flow = linear(parallel(Wait("x"), gate), name="f", storage=storage, keep=True)
     running = await begun(flow, gate)
-    async with asyncio.timeout(30):
-        while not (waits := (await flow.status("r")).waits):
-            await asyncio.sleep(0.01)
-    wait = waits[0]
+    wait = (await until(lambda: flow.status("r"), lambda run: run.waits)).waits[0]
     answers = await asyncio.gather(*(flow.answer(wait.id, number) for number in range(8)))
     assert sorted(answers) == [Answered.ACCEPTED, *[Answered.ANSWERED_BEFORE] * 7]
     gate.opened.set()

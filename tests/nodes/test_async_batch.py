@@ -10,6 +10,7 @@ import stepwell
 from stepwell import MemoryStorage, StateStorage
 from stepwell.errors import EncodeError, InvalidGraph, InvalidItems, InvalidOption, UsageError, WorkCancelled
 from stepwell.nodes import BatchNode, Node, NodeFlow, linear, run_async_batch, step
+from tests.until import forever, until
 
 
 @pytest.fixture(autouse=True)
@@ -129,15 +130,15 @@ async def test_the_state_is_stored_at_the_start_and_updated_as_items_finish(back
             if item == 0:
                 seen.append(await states.get_state(step().flow_id))
             else:
-                while (await states.get_state(step().flow_id)).get("batch_progress", {}).get("done") != item:
-                    await asyncio.sleep(0.001)
+                await until(
+                    lambda: states.get_state(step().flow_id),
+                    lambda state: state.get("batch_progress", {}).get("done") == item,
+                )
             return item
 
     class After(Total):
         async def exec(self, prep_res):
-            while "squares" not in (state := await states.get_state(step().flow_id)):
-                await asyncio.sleep(0.001)
-            seen.append(state)
+            seen.append(await until(lambda: states.get_state(step().flow_id), lambda state: "squares" in state))
 
     task = run_async_batch(linear(Watched, After), {"items": [0, 1, 2]}, storage=storage)
     await asyncio.wait_for(task, 20)
@@ -168,7 +169,7 @@ async def test_the_state_is_removed_on_failure_and_on_cancellation(kind):
     class Hangs(kind):
         async def exec(self, item):
             began.set()
-            await asyncio.sleep(60)
+            await forever()
 
     task = run_async_batch(linear(Fails), {"items": [1, 2]}, storage=storage)
     with pytest.raises(ValueError, match="no"):
@@ -227,7 +228,7 @@ async def test_a_state_that_cannot_be_stored_is_an_error():
 
     class Wait(Node):
         async def exec(self, prep_res):
-            await asyncio.sleep(60)
+            await forever()
 
     with pytest.raises(EncodeError):
         await run_async_batch(linear(Squares), {"items": object()})

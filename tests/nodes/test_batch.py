@@ -13,6 +13,7 @@ from stepwell.errors import InvalidGraph, InvalidItems, InvalidOption, UsageErro
 from stepwell.nodes import BatchNode, Failed, Node, NodeFlow, linear, parallel
 from stepwell.nodes.walk.threads import in_thread
 from stepwell.nodes.walk.workgroup import WorkGroup
+from tests.until import forever, yields
 
 
 class Batch(BatchNode):
@@ -144,8 +145,7 @@ async def test_items_are_taken_only_when_a_worker_is_free():
             yield n
 
     task = asyncio.create_task(results(items(), lambda item: release.wait(), concurrency=3))
-    for _ in range(50):
-        await asyncio.sleep(0)
+    await yields(50)
     assert taken == [0, 1, 2]
     release.set()
     assert len(await task) == 1000
@@ -263,7 +263,7 @@ async def test_stop_cancels_and_awaits_the_siblings_and_raises_the_first_error()
         if item == 3:
             began.set()
         try:
-            await asyncio.sleep(60)
+            await forever()
         finally:
             await asyncio.sleep(0)
             ended.append(item)
@@ -332,7 +332,7 @@ async def test_a_generator_is_closed_when_the_batch_stops_early():
 
 async def test_an_item_that_is_cancelled_from_inside_has_failed():
     async def work(item):
-        task = asyncio.ensure_future(asyncio.sleep(60))
+        task = asyncio.ensure_future(forever())
         task.cancel()
         await task
 
@@ -350,7 +350,7 @@ async def test_a_worker_ends_after_an_item_suppressed_its_cancellation():
         ran.append(item)
         began.set()
         try:
-            await asyncio.sleep(60)
+            await forever()
         except asyncio.CancelledError:
             return "swallowed"
 
@@ -514,7 +514,7 @@ async def test_items_that_are_cancelled_end_in_their_order():
 
         async def exec(self, item):
             try:
-                await asyncio.sleep(60)
+                await forever()
             finally:
                 ended.append(item)
 

@@ -13,8 +13,9 @@ from stepwell.nodes import BatchNode, NodeFlow, Wait, linear, parallel, step, wo
 from stepwell.nodes.run import journal as journal_module
 from tests.backends import Backend
 from tests.nodes.test_durable import Boom
-from tests.nodes.test_mail import finished, until
+from tests.nodes.test_mail import finished
 from tests.nodes.test_wait import parked
+from tests.until import until
 
 
 @pytest.fixture

@@ -27,8 +27,9 @@ from stepwell.storage import Apply, Claim, Release
 from stepwell.testing import Clock
 from tests.backends import Backend
 from tests.nodes.test_durable import Boom, Say
-from tests.nodes.test_mail import Gate, HeldPark, one_wait, parts_of, until
+from tests.nodes.test_mail import Gate, HeldPark, one_wait, parts_of
 from tests.nodes.test_wait import parked
+from tests.until import until
 
 
 @pytest.fixture

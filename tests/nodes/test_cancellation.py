@@ -12,6 +12,7 @@ import pytest
 from stepwell import open_storage
 from stepwell.errors import WorkCancelled
 from stepwell.nodes import BatchNode, Node, NodeFlow, linear, parallel, step
+from tests.until import forever, until
 
 
 class Tracked(Node):
@@ -23,7 +24,7 @@ class Tracked(Node):
     async def exec(self, item):
         self.log.append("began")
         try:
-            await asyncio.sleep(60)
+            await forever()
         finally:
             await asyncio.sleep(0)
             self.log.append("ended")
@@ -209,7 +210,7 @@ async def fails_inside_a_task_group(error: Exception) -> None:
 
     async with asyncio.TaskGroup() as group:
         group.create_task(fail())
-        group.create_task(asyncio.sleep(60))
+        group.create_task(forever())
 
 
 async def test_a_node_whose_task_group_failed_is_tried_again():
@@ -261,7 +262,7 @@ async def test_a_task_that_survived_a_cancellation_can_run_flows():
 async def test_a_node_that_is_cancelled_from_inside_has_failed(storage):
     class Met(Node):
         async def exec(self, prep_res):
-            task = asyncio.create_task(asyncio.sleep(60))
+            task = asyncio.create_task(forever())
             task.cancel()
             await task
 
@@ -279,7 +280,7 @@ async def test_a_node_that_is_cancelled_from_inside_has_failed(storage):
 
 class Slow(Node):
     async def exec(self, prep_res):
-        await asyncio.sleep(60)
+        await forever()
 
 
 class Timed(BatchNode):
@@ -335,7 +336,7 @@ async def test_a_cancellation_is_not_mistaken_for_that_of_a_task_group():
 
     async def fails_when_cancelled():
         try:
-            await asyncio.sleep(60)
+            await forever()
         finally:
             raise ValueError("cleaning up failed")
 
@@ -357,7 +358,7 @@ def test_items_that_the_end_of_the_program_cancelled_are_not_skipped(tmp_path):
         async def exec(self, item):
             begun.append(item)
             if waits:
-                await asyncio.sleep(60)
+                await forever()
             done.append(item)
             return item
 
@@ -369,8 +370,7 @@ def test_items_that_the_end_of_the_program_cancelled_are_not_skipped(tmp_path):
     async def ends_early():
         storage = open_storage(f"sqlite:///{tmp_path}/runs.db")
         background = asyncio.create_task(flow.run(storage=storage, flow_id="r"))
-        while len(begun) < 3:
-            await asyncio.sleep(0.01)
+        await until(lambda: len(begun) >= 3)
         assert not background.done()
 
     async def resumes():

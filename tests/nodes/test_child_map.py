@@ -16,8 +16,8 @@ from stepwell.record import RUNS
 from tests.backends import Backend
 from tests.nodes.test_children import Double, doubling, has, status_of
 from tests.nodes.test_durable import Boom, Say
-from tests.nodes.test_mail import until
 from tests.nodes.test_wait import parked
+from tests.until import until
 
 
 @pytest.fixture

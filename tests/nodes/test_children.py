@@ -19,8 +19,9 @@ from stepwell.storage import Apply, Get
 from stepwell.testing import Clock
 from tests.backends import Backend
 from tests.nodes.test_durable import Boom, Say
-from tests.nodes.test_mail import Gate, until
+from tests.nodes.test_mail import Gate
 from tests.nodes.test_wait import parked
+from tests.until import until
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 from tests.nodes.dask_program import GATED, ITEMS
 from tests.servers.process import Process
+from tests.until import wait_until
 
 
 @pytest.fixture
@@ -30,11 +30,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:
 
 
 def wait_for(happened: Callable[[], bool], program: subprocess.Popen[str]) -> None:
-    until = time.monotonic() + 60
-    while not happened():
-        assert program.poll() is None, program.communicate()
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_until(lambda: happened() or program.poll() is not None)
+    assert happened(), program.communicate()
 
 
 def test_a_batch_goes_on_when_one_of_two_dask_workers_is_killed(tmp_path: Path, start: Callable[..., Process]) -> None:

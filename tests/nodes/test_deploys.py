@@ -28,6 +28,7 @@ from stepwell.record import RUNS
 from stepwell.storage import Get
 from tests.backends import Backend
 from tests.nodes.test_durable import Boom, Say
+from tests.until import until
 
 
 @pytest.fixture
@@ -156,8 +157,7 @@ async def test_a_worker_marks_a_run_as_stuck_and_does_not_take_it_again(
     await parked(old)
     new = linear(Say([], "a"), name="f", storage=storage)
     async with worker([new], storage=storage):
-        while (await new.status("r")).status != "stuck":
-            await asyncio.sleep(0.01)
+        await until(lambda: new.status("r"), lambda run: run.status == "stuck")
     assert "it sleeps at 'nap', which is not a node of the flow any more" in caplog.text
     assert await storage.due(RUNS, limit=10) == []
 
@@ -864,8 +864,7 @@ async def test_a_queued_run_whose_migration_fails_is_stuck_until_it_is_repaired(
         return linear(Say([], "a"), name="f", storage=storage, revision=2, migrate=migrate)
 
     async with worker([made(migrate)], storage=storage):
-        while (await made(migrate).status("r")).status != "stuck":
-            await asyncio.sleep(0.01)
+        await until(lambda: made(migrate).status("r"), lambda run: run.status == "stuck")
     await stuck(made(migrate), "migrate() raised ValueError: invalid literal")
     assert await made(lambda run: None).resume("r") == {"n": "x", "said": ["a"]}
 
@@ -901,6 +900,5 @@ async def test_a_retried_run_has_no_reason_until_it_is_stuck_again(storage: Stor
     run = await other.status("r")
     assert (run.status, run.reason) == ("queued", None)
     async with worker([other], storage=storage):
-        while (await other.status("r")).status != "stuck":
-            await asyncio.sleep(0.01)
+        await until(lambda: other.status("r"), lambda run: run.status == "stuck")
     assert await linear(Say([], "a"), name="f", storage=storage).resume("r") == {"said": ["a"]}

@@ -32,6 +32,7 @@ from stepwell.nodes.run import lease
 from stepwell.record import RUNS
 from stepwell.storage import Apply, Claim, Get, Release
 from tests.backends import Backend
+from tests.until import forever
 
 
 @pytest.fixture
@@ -201,7 +202,7 @@ async def test_a_cancelled_run_is_resumed_where_it_was(storage: Storage) -> None
         async def exec(self, prep_res: Any) -> str:
             if not reached.is_set():
                 reached.set()
-                await asyncio.sleep(60)
+                await forever()
             return await super().exec(prep_res)
 
     flow = linear(Say(ran, "a"), Stuck(ran, "b"), storage=storage)

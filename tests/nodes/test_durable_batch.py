@@ -24,6 +24,7 @@ from stepwell.storage import Apply, Get
 from stepwell.storage.transport.group_commit import GroupCommit
 from tests.backends import Backend
 from tests.nodes.test_durable import Boom, Say, Watching
+from tests.until import forever, until
 
 
 @pytest.fixture
@@ -329,10 +330,8 @@ async def test_slow_items_are_committed_as_they_come(storage: Storage) -> None:
 
         async def exec(self, item: int) -> int:
             if item:
-                async with asyncio.timeout(10):
-                    while (done := (await flow.status("r")).progress["Slow"].done) < item:
-                        await asyncio.sleep(0.005)
-                seen.append(done)
+                run = await until(lambda: flow.status("r"), lambda run: run.progress["Slow"].done >= item)
+                seen.append(run.progress["Slow"].done)
             return item
 
     flow = linear(Slow, storage=storage)
@@ -486,7 +485,7 @@ async def test_a_cancelled_batch_keeps_what_it_has_done(storage: Storage) -> Non
         async def exec(self, item: int) -> int:
             if item == 20 and not reached.is_set():
                 reached.set()
-                await asyncio.sleep(60)
+                await forever()
             return await super().exec(item)
 
     ran: list[int] = []

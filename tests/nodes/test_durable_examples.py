@@ -15,6 +15,7 @@ from stepwell import MemoryStorage, SQLiteStorage
 from stepwell.nodes.run import lease
 from stepwell.testing import Chat
 from tests.backends import Backend
+from tests.until import until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -27,9 +28,7 @@ async def test_a_killed_batch_is_resumed(tmp_path: Path, monkeypatch: pytest.Mon
         [sys.executable, "-c", code, EXAMPLES / "durable_batch.py", "run", path], stderr=subprocess.DEVNULL
     )
     try:
-        async with asyncio.timeout(30):
-            while (done := await durable_batch.done_so_far(path)) < 300:
-                await asyncio.sleep(0.02)
+        done = await until(lambda: durable_batch.done_so_far(path), lambda done: done >= 300)
     finally:
         process.kill()
         process.wait()

@@ -11,6 +11,7 @@ import pytest
 from stepwell import MemoryStorage
 from stepwell.errors import MergeConflict, RunFailed
 from stepwell.nodes import BatchNode, Failed, Node, NodeFlow, parallel, worker
+from tests.until import forever
 
 
 class Oops(Exception):
@@ -216,7 +217,7 @@ async def test_errors_of_siblings_that_fail_while_they_are_cancelled_are_kept():
             if item == 2:
                 began.set()
             try:
-                await asyncio.sleep(60)
+                await forever()
             finally:
                 raise Oops(f"cleanup {item}")
 

@@ -26,7 +26,8 @@ from tests.nodes.test_cancel import begun
 from tests.nodes.test_durable import Boom, Say
 from tests.nodes.test_durable_batch import Square, expected
 from tests.nodes.test_mail import Gate, HeldPark, finished
-from tests.nodes.test_wait import approval, gone, parked, until
+from tests.nodes.test_wait import approval, gone, parked
+from tests.until import until
 
 pytestmark = pytest.mark.every_backend
 
@@ -257,9 +258,7 @@ async def test_a_worker_logs_the_message_of_a_failed_run_and_calls_on_failed_wit
     flow = linear(Say([], "a", fails=[Boom("no\nluck at redis://me:hunter2@host")]), name="f", storage=storage)
     async with worker([flow], on_failed=tell, on_stuck=tell):
         await flow.submit(flow_id="r")
-        async with asyncio.timeout(30):
-            while not told:
-                await asyncio.sleep(0.01)
+        await until(lambda: told)
     assert [(run.flow_id, run.status, run.errors[0].message) for run in told] == [
         ("r", "failed", "no\nluck at redis://me:hunter2@host")
     ]
@@ -276,9 +275,7 @@ async def test_a_run_that_becomes_stuck_is_logged_and_emits_an_event_and_a_worke
     flow = linear(Say([], "a"), name="naps", storage=storage)
     flow.subscribe(events.append)
     async with worker([flow], on_failed=told.append, on_stuck=told.append):
-        async with asyncio.timeout(30):
-            while not told:
-                await asyncio.sleep(0.01)
+        await until(lambda: told)
     reason = "it sleeps at 'nap', which is not a node of the flow any more"
     assert [(run.flow_id, run.status, run.reason) for run in told] == [("r", "stuck", reason)]
     assert [(event.kind, event.flow_id, event.duration) for event in events] == [("run.stuck", "r", None)]

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -22,6 +21,7 @@ from stepwell.nodes import BatchNode, Failed, NodeFlow, step
 from stepwell.nodes.batch import executor as batch_executor
 from stepwell.nodes.batch.executor import reason_of
 from stepwell.storage import MemoryStorage
+from tests.until import wait_until
 
 
 class Unpicklable(Exception):
@@ -29,13 +29,6 @@ class Unpicklable(Exception):
 
     def __init__(self, one, two):
         super().__init__(f"{one} and {two}")
-
-
-def wait_until(happened):
-    until = time.monotonic() + 60
-    while not happened():
-        assert time.monotonic() < until
-        time.sleep(0.001)
 
 
 def work(item):

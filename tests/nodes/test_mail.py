@@ -20,6 +20,7 @@ from stepwell.testing import Clock
 from tests.backends import Backend
 from tests.nodes.test_durable import Boom, Say, Watching
 from tests.nodes.test_wait import Amount, Sum, parked
+from tests.until import until
 
 
 @pytest.fixture
@@ -75,12 +76,6 @@ class HeldPark:
 
 async def waits_of(flow: NodeFlow, flow_id: str = "r") -> dict[str, str]:
     return {wait.node.rpartition("/")[2]: wait.id for wait in (await flow.status(flow_id)).waits}
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(20):
-        while not await condition():
-            await asyncio.sleep(0.01)
 
 
 async def finished(flow: NodeFlow, flow_id: str = "r") -> dict[str, Any]:

@@ -13,6 +13,7 @@ from stepwell.storage import Storage
 from tests.backends.base import Backend
 from tests.backends.postgres import Postgres
 from tests.backends.redis import Redis, RedisCluster
+from tests.until import until
 
 WORKER = """
 import asyncio, sys
@@ -67,8 +68,7 @@ async def test_a_worker_in_another_process_takes_submitted_and_answered_runs_at_
             assert await process.stdout.readline() == b"ready\n"
             handles = [await flow.submit({"n": n}, partition=partition) for n, partition in enumerate([None, "p", "p"])]
             for n, handle in enumerate(handles):
-                while (await handle.status()).status != "parked":
-                    await asyncio.sleep(0.01)
+                await until(handle.status, lambda run: run.status == "parked")
                 await handle.answer(True)
                 # The end of the first run of the partition wakes the worker for the second one.
                 assert (await handle.result())["n"] == n + 2

@@ -14,6 +14,7 @@ import pytest
 from stepwell.errors import InvalidGraph, InvalidOption, MergeConflict, WorkCancelled
 from stepwell.nodes import END, Node, NodeFlow, linear, parallel, step
 from tests.nodes.flows import A, B
+from tests.until import forever
 
 
 class Put(Node):
@@ -201,7 +202,7 @@ async def test_stop_cancels_and_awaits_the_other_branches():
         async def exec(self, prep_res):
             began.set()
             try:
-                await asyncio.sleep(60)
+                await forever()
             finally:
                 await asyncio.sleep(0)
                 ended.append(step().node)

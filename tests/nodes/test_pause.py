@@ -36,8 +36,9 @@ from stepwell.testing import Clock, FaultyStorage
 from tests.backends import Backend
 from tests.nodes.test_cancel import begun, has_status
 from tests.nodes.test_durable import Boom, Say
-from tests.nodes.test_mail import Gate, HeldPark, finished, has_mail, one_wait, parts_of, until, waits_of
+from tests.nodes.test_mail import Gate, HeldPark, finished, has_mail, one_wait, parts_of, waits_of
 from tests.nodes.test_wait import parked
+from tests.until import until
 
 
 @pytest.fixture
@@ -298,9 +299,7 @@ async def test_paused_runs_are_handed_back_to_the_workers(queues: Storage) -> No
     async with worker([flow]):
         assert await finished(flow, "answered") == {"said": ["a", "b"], "x": 3}
         for flow_id in ("queued", "parked"):
-            async with asyncio.timeout(20):
-                while (await flow.status(flow_id)).status != "parked":
-                    await asyncio.sleep(0.01)
+            await until(lambda: flow.status(flow_id), lambda run: run.status == "parked")
         assert (await flow.status("parked")).waits[0].id == wait.id
         for flow_id in ("queued", "parked"):
             await flow.answer(flow_id, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import operator
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -35,6 +36,7 @@ from stepwell.storage.operations import Apply, Get
 from stepwell.testing import Clock
 from tests.backends import Backend
 from tests.nodes.test_durable import Boom, Say, Watching
+from tests.until import forever, until
 
 
 @pytest.fixture
@@ -185,9 +187,7 @@ async def test_a_result_waits_through_waits_and_gives_up_after_its_timeout(stora
         await handle.result(timeout=0.05)
     async with worker([flow]):
         waiting = asyncio.create_task(handle.result(timeout=60))
-        async with asyncio.timeout(60):
-            while not (await handle.status()).waits:
-                await asyncio.sleep(0.01)
+        await until(handle.status, lambda run: run.waits)
         await handle.answer("yes")
         assert await waiting == {"ask": "yes"}
     await StateStorage(storage).cleanup(handle.id)
@@ -249,8 +249,7 @@ async def test_a_worker_removes_a_run_that_has_ended_from_its_queue(storage: Sto
     address = storage.address(RUNS, "r")
     await storage.perform(Apply(address, Change(write=storage.ids(), queue=Queue("logged"))))
     async with worker([flow]), asyncio.timeout(60):
-        while await storage.queued(RUNS, "logged", limit=10):
-            await asyncio.sleep(0.01)
+        await until(lambda: storage.queued(RUNS, "logged", limit=10), lambda it: not it)
     assert seen.started == ["a"]
 
 
@@ -349,10 +348,8 @@ async def test_runs_of_a_partition_run_one_after_the_other_in_order(backend: Bac
             for partition in range(4)
         ]
         await results(handles)
-        async with asyncio.timeout(10):
-            # Nothing is left of a partition without runs, soon after the end of the last one.
-            while [entry async for entry in storage.scan(PARTITIONS)]:
-                await asyncio.sleep(0.005)
+        # Nothing is left of a partition without runs, soon after the end of the last one.
+        await until(lambda: storage.scan(PARTITIONS), operator.not_)
     check_partitions(seen.log)
     assert len(seen.started) == 40
     assert seen.most > 1 or workers == 1
@@ -375,16 +372,12 @@ async def test_a_waiting_run_keeps_its_partition_and_a_failed_one_does_not(stora
     first = await flow.submit({"name": "p/0"}, partition="p")
     second = await flow.submit({"name": "p/1"}, partition="p")
     async with worker([flow]):
-        async with asyncio.timeout(60):
-            while not (await first.status()).waits:
-                await asyncio.sleep(0.01)
+        await until(first.status, lambda run: run.waits)
         with pytest.raises(RunBusy, match=r"waits for its partition .*another run comes before it"):
             await flow.resume(second.id)
         assert (await second.status()).status == "queued"
         await flow.resume(first.id, "yes")
-        async with asyncio.timeout(60):
-            while not (await second.status()).waits:
-                await asyncio.sleep(0.01)
+        await until(second.status, lambda run: run.waits)
         await flow.resume(second.id, "yes")
     check_partitions(seen.log)
 
@@ -475,9 +468,7 @@ async def test_priorities_within_a_partition_do_not_start_a_run_beside_another(s
     flow, seen = logged(storage, lambda name: go.wait())
     async with worker([flow]):
         first = await flow.submit({"name": "low"}, partition="p")
-        async with asyncio.timeout(60):
-            while not seen.started:
-                await asyncio.sleep(0.001)
+        await until(lambda: seen.started)
         others = [await flow.submit({"name": name}, partition="p") for name in ("later", "last")]
         others.append(await flow.submit({"name": "high"}, partition="p", priority=9))
         await asyncio.sleep(0.05)
@@ -556,9 +547,7 @@ async def test_an_idle_worker_reads_the_same_whatever_the_number_of_its_flows_an
     ]
     async with worker(every_flow):
         calls.clear()
-        async with asyncio.timeout(60):
-            while calls["queues"] < 4 or calls["queued"] < 4 or calls["due_in"] < 4:
-                await asyncio.sleep(0.01)
+        await until(lambda: min(calls["queues"], calls["queued"], calls["due_in"]) >= 4)
         assert max(calls["due_in"], calls["queued"]) <= calls["_probe"]
         assert calls["queues"] <= calls["check"]
         assert calls["page"] == calls["due"] == 0
@@ -611,8 +600,7 @@ async def test_a_round_of_reads_is_the_same_at_100_revisions_with_a_waiting_part
         flow = NodeFlow(start=Wait("x"), name=f"f{revision}", storage=storage, revision=revision)
         held, *_ = [await flow.submit(partition="p") for _ in range(3)]
         async with worker([flow]), asyncio.timeout(60):
-            while not (await held.status()).waits:
-                await asyncio.sleep(0.01)
+            await until(held.status, lambda run: run.waits)
         await flow.submit()
         rate = {flow.name: Limit(rate=(1, 60))}
         dispatcher, sources = Dispatcher(storage), sources_of(storage, [flow], ignore, concurrency=2, limits=rate)
@@ -639,9 +627,7 @@ async def test_a_long_queue_of_one_partition_does_not_delay_another(storage: Sto
     flow, seen = logged(storage, lambda name: asyncio.sleep(0.002))
     crowd = [await flow.submit({"name": f"crowd/{number}"}, partition="crowd") for number in range(30)]
     async with worker([flow], concurrency=1):
-        async with asyncio.timeout(60):
-            while len(seen.started) < 2:
-                await asyncio.sleep(0.001)
+        await until(lambda: len(seen.started) >= 2)
         before = len(seen.started)
         await (await flow.submit({"name": "other/0"}, partition="other")).result(timeout=60)
         position = seen.started.index("other/0")
@@ -710,9 +696,7 @@ async def test_a_damaged_rate_stops_no_other_flow(storage: Storage, caplog: pyte
     await storage.perform(Apply(address, Change(storage.ids(), set=damaged, limit=seal.limit)))
     refused = await limited.submit()
     async with worker([limited, other], limits={limited: Limit(rate=(1, 60))}):
-        async with asyncio.timeout(20):
-            while "its rate cannot be read" not in caplog.text:
-                await asyncio.sleep(0.01)
+        await until(lambda: "its rate cannot be read" in caplog.text)
         assert await (await other.submit()).result(timeout=20) == {}
     assert "polling for runs failed" not in caplog.text
     assert (await refused.status()).status == "queued"
@@ -771,9 +755,7 @@ async def test_a_rate_that_is_used_up_costs_nothing_and_recoveries_need_no_permi
     handles += [await flow.submit({}, partition=number) for number in range(50)]
     limits = {flow: Limit(rate=(10, 3600))}
     async with worker([flow], limits=limits):
-        async with asyncio.timeout(60):
-            while len(parked := [run async for run in flow.runs("parked")]) < 10:
-                await asyncio.sleep(0.01)
+        parked = await until(lambda: flow.runs("parked"), lambda runs: len(runs) >= 10)
         watching = Watching(storage, monkeypatch)
         await asyncio.sleep(0.3)
         # The check of the partitions reads them meanwhile.
@@ -781,9 +763,7 @@ async def test_a_rate_that_is_used_up_costs_nothing_and_recoveries_need_no_permi
         # Runs that have started go on.
         for run in parked:
             await flow.answer(run.waits[0].id, "yes")
-        async with asyncio.timeout(60):
-            while len([run async for run in flow.runs("finished")]) < 10:
-                await asyncio.sleep(0.01)
+        await until(lambda: flow.runs("finished"), lambda runs: len(runs) >= 10)
     assert len([run async for run in flow.runs("queued")]) == 90
     wrong: list[Any] = [{"other": Limit()}, {flow: 5}]
     for limits in wrong:
@@ -797,18 +777,14 @@ async def test_a_rate_that_is_used_up_costs_nothing_and_recoveries_need_no_permi
 
 
 async def test_a_worker_stops_everything_even_if_its_stop_is_cancelled(storage: Storage) -> None:
-    flow, _ = logged(storage, lambda name: asyncio.sleep(60))
+    flow, _ = logged(storage, lambda name: forever())
     before = asyncio.all_tasks()
     working = worker([flow], storage=storage)
     await working.__aenter__()
     handle = await flow.submit({"name": "long"})
-    async with asyncio.timeout(20):
-        while (await handle.status()).status != "running":
-            await asyncio.sleep(0.01)
+    await until(handle.status, lambda run: run.status == "running")
     stopping = asyncio.ensure_future(working.__aexit__(None, None, None))
     await asyncio.sleep(0)
     stopping.cancel()
     await asyncio.wait([stopping])
-    async with asyncio.timeout(20):
-        while [task for task in asyncio.all_tasks() - before if task.get_name().startswith("stepwell-")]:
-            await asyncio.sleep(0.01)
+    await until(lambda: not any(task.get_name().startswith("stepwell-") for task in asyncio.all_tasks() - before))

@@ -12,6 +12,7 @@ import pytest
 from stepwell.errors import InvalidGraph, InvalidOption, NodeTimeout
 from stepwell.nodes import BatchNode, Failed, Node, NodeFlow, linear, step
 from stepwell.nodes.walk.attempts import ExecPolicy
+from tests.until import forever
 
 
 class Flaky(Node):
@@ -173,7 +174,7 @@ async def test_an_attempt_that_takes_too_long_is_cancelled_and_tried_again():
         async def exec(self, prep_res):
             if step().attempt == 1:
                 try:
-                    await asyncio.sleep(60)
+                    await forever()
                 finally:
                     cancelled.append(step().attempt)
             return "second"
@@ -188,7 +189,7 @@ async def test_an_attempt_that_takes_too_long_is_cancelled_and_tried_again():
 async def test_a_timeout_is_a_timeout_error_with_fields():
     class Slow(Node):
         async def exec(self, prep_res):
-            await asyncio.sleep(60)
+            await forever()
 
     with pytest.raises(TimeoutError) as caught:
         await NodeFlow(start=Slow(timeout=0.01)).run()
@@ -226,7 +227,7 @@ async def test_the_timeout_of_a_sync_exec_abandons_its_thread():
 def test_a_timeout_works_with_run_sync():
     class Slow(Node):
         async def exec(self, prep_res):
-            await asyncio.sleep(60)
+            await forever()
 
     with pytest.raises(NodeTimeout):
         NodeFlow(start=Slow(timeout=0.01)).run_sync()
@@ -328,7 +329,7 @@ async def test_a_cancelled_exec_that_fails_on_its_way_out_is_not_tried_again():
             attempts.append(step().attempt)
             began.set()
             try:
-                await asyncio.sleep(60)
+                await forever()
             except asyncio.CancelledError:
                 raise ValueError("on the way out") from None
 

@@ -22,6 +22,7 @@ from stepwell.record import SCHEDULES
 from stepwell.storage.operations import Claim
 from stepwell.testing import Clock
 from tests.backends import Backend
+from tests.until import until
 
 BERLIN = ZoneInfo("Europe/Berlin")
 #: A full hour.
@@ -71,9 +72,7 @@ async def ticking(storage: Storage, *flows: NodeFlow, schedules: Any = ()) -> As
 
 async def settled(note: Note, count: int) -> list[datetime]:
     """Wait until so many runs have ended, and a little longer for one too many."""
-    async with asyncio.timeout(10):
-        while len(note.ticks) < count:
-            await asyncio.sleep(0.005)
+    await until(lambda: len(note.ticks) >= count)
     await asyncio.sleep(0.1)
     return note.ticks
 
@@ -161,9 +160,7 @@ async def test_a_late_tick_is_skipped_only_if_it_is_more_than_a_minute_late(stor
         pass
     clock.now = START + 3 * 3600 + 61
     async with ticking(storage, flow):
-        async with asyncio.timeout(10):
-            while (await Schedules(storage).get("nightly")).next != at(4 * 3600):
-                await asyncio.sleep(0.005)
+        await until(lambda: Schedules(storage).get("nightly"), lambda it: it.next == at(4 * 3600))
     assert note.ticks == []
     clock.now = START + 4 * 3600 + 59
     async with ticking(storage, flow):

@@ -16,6 +16,7 @@ from stepwell.log import Log
 from stepwell.nodes import BatchNode, Node, NodeFlow, StreamEntry, linear, parallel, sse, step, worker
 from stepwell.storage import Apply
 from tests.backends import Backend
+from tests.until import until
 
 
 class Speak(Node):
@@ -187,8 +188,7 @@ async def test_events_for_a_browser(backend: Backend) -> None:
     go_on = asyncio.Event()
     flow = linear(Slow, name="slow", storage=backend.storage())
     running = asyncio.create_task(flow.run({}, flow_id="run", keep=True))
-    while not await _known(flow):
-        await asyncio.sleep(0.01)
+    await until(lambda: _known(flow))
     events = []
     async for event in sse(flow.stream("run"), heartbeat=0.05):
         events.append(event)

@@ -7,7 +7,6 @@ import contextvars
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import CancelledError
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from stepwell.errors import NodeTimeout
 from stepwell.nodes import BatchNode, Failed, Node, NodeFlow
 from stepwell.nodes.walk import thread_pool
 from stepwell.nodes.walk.thread_pool import SIZE, ThreadPool
+from tests.until import wait_until
 
 
 @pytest.fixture
@@ -191,9 +191,7 @@ def threads_named(name: str) -> int:
 
 
 def wait_until_gone(name: str) -> None:
-    until = time.monotonic() + 20
-    while threads_named(name) and time.monotonic() < until:
-        time.sleep(0.01)
+    wait_until(lambda: not threads_named(name))
     assert threads_named(name) == 0
 
 

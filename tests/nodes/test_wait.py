@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import types
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from contextvars import Context
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,6 +35,7 @@ from stepwell.slot import Slot
 from stepwell.testing import Clock
 from tests.backends import Backend
 from tests.nodes.test_durable import Boom, Say, Watching
+from tests.until import forever, until
 
 
 @pytest.fixture
@@ -223,7 +224,7 @@ class Amount(Wait):
     def post(self, shared: dict[str, Any], question: str, answer: str) -> Any:
         if answer == "hang":
             self.hangs.set()
-            return asyncio.sleep(60)
+            return forever()
         if answer == "odd":
             return "no such edge"
         shared["amounts"] = [*shared.get("amounts", []), int(answer)]
@@ -460,12 +461,6 @@ async def test_a_sleep_beyond_the_year_9999_is_a_sleep(storage: Storage) -> None
 # The worker
 
 
-async def until(what: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(60):
-        while not await what():
-            await asyncio.sleep(0.01)
-
-
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stepwell.dispatch.polling.TICK", 0.02)
@@ -498,7 +493,7 @@ async def test_a_worker_resumes_runs_whose_runner_died(
         async def exec(self, prep_res: Any) -> str:
             if not reached.is_set():
                 reached.set()
-                await asyncio.sleep(60)
+                await forever()
             return await super().exec(prep_res)
 
     flow = linear(Say(ran, "a"), Stuck(ran, "b"), Say(ran, "c"), storage=storage)
@@ -526,9 +521,7 @@ async def test_a_worker_does_not_resume_failed_runs_and_unknown_flows(
     await parked(fails.run(flow_id="x"))
     caplog.set_level(logging.WARNING)
     async with worker([failed, fails], storage=storage):
-        async with asyncio.timeout(20):
-            while (await fails.status("x")).status != "failed":
-                await asyncio.sleep(0.01)
+        await until(lambda: fails.status("x"), lambda run: run.status == "failed")
         await asyncio.sleep(0.1)
     assert (await failed.status("f")).status == "failed"
     assert (await unknown.status("u")).status == "sleeping"
@@ -551,8 +544,7 @@ async def test_runs_that_a_worker_cannot_run_do_not_keep_it_from_others() -> Non
         for number in range(3):
             async with asyncio.timeout(60):
                 await parked(healthy.run(flow_id=f"healthy{number}"))
-                while f"healthy{number}/a/1" not in ran:
-                    await asyncio.sleep(0.01)
+                await until(lambda: f"healthy{number}/a/1" in ran)
     assert "new" not in str(ran)
 
 
@@ -574,8 +566,7 @@ async def test_runs_that_a_worker_cannot_run_are_not_read_again_at_once(
 
     monkeypatch.setattr(storage, "due", counting)
     async with worker([NodeFlow(name="other")], storage=storage), asyncio.timeout(20):
-        while looks < 40:
-            await asyncio.sleep(0.01)
+        await until(lambda: looks >= 40)
     # After a second or two, the worker writes its own record.
     namespace = storage.address(RUNS, "r0").namespace
     assert [each for each in watching.operations if each.address.namespace == namespace] == []
@@ -618,8 +609,7 @@ async def test_a_worker_logs_that_the_state_of_a_run_was_replaced(
     await StateStorage(storage).update_state("r", {"x": 1})
     caplog.set_level(logging.WARNING)
     async with worker([flow]), asyncio.timeout(20):
-        while "run 'r' was replaced from outside" not in caplog.text:
-            await asyncio.sleep(0.01)
+        await until(lambda: "run 'r' was replaced from outside" in caplog.text)
     assert "has failed" not in caplog.text
 
 
@@ -630,7 +620,7 @@ async def test_a_worker_that_ends_interrupts_what_it_runs(storage: Storage, quic
         async def exec(self, prep_res: Any) -> None:
             started.set()
             if not done:
-                await asyncio.sleep(60)
+                await forever()
 
     done: list[int] = []
     flow = linear(Sleep(0.01), Long(), storage=storage)
@@ -830,9 +820,7 @@ async def test_a_call_that_waits_for_another_runner_logs_it(
     assert caplog.records == []
     async with lease.hold(storage, "r", wait=0):
         resuming = asyncio.create_task(flow.resume("r", 1), context=Context())
-        async with asyncio.timeout(20):
-            while not caplog.records:
-                await asyncio.sleep(0.01)
+        await until(lambda: caplog.records)
     assert await resuming == {"x": 1}
     assert "run 'r' is held by another runner; waiting up to 12 s" in caplog.text
     assert len(caplog.records) == 1

@@ -13,6 +13,7 @@ import pytest
 from stepwell import pocketflow
 from stepwell.nodes import BatchNode, Node, NodeFlow, linear, parallel
 from stepwell.storage import MemoryStorage
+from tests.until import yields
 
 
 class Spins(Node):
@@ -88,8 +89,7 @@ async def test_a_timeout_ends_a_pocketflow_loop() -> None:
 
 async def test_a_task_beside_it_runs() -> None:
     task = asyncio.create_task(looping(Spins()).run({}))
-    for _ in range(20):
-        await asyncio.sleep(0)
+    await yields(20)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

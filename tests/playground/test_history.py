@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import stat
 import time
@@ -17,6 +16,7 @@ from stepwell.playground.play import Playground
 from stepwell.telegram import BotClient
 from tests.inboxes import inbox_emptied
 from tests.playground.visit import CAFE
+from tests.until import until
 
 
 def playground(tmp_path: Path) -> Playground:
@@ -25,9 +25,7 @@ def playground(tmp_path: Path) -> Playground:
 
 async def written(path: Path, text: str) -> dict[str, Any]:
     """Return the history when it contains a text."""
-    async with asyncio.timeout(30):
-        while not path.exists() or text not in path.read_text():
-            await asyncio.sleep(0.01)
+    await until(lambda: path.exists() and text in path.read_text())
     found: dict[str, Any] = json.loads(path.read_text())
     return found
 
@@ -108,7 +106,5 @@ async def test_a_poll_whose_time_came_while_the_playground_was_stopped_closes_at
     options = {"storage": f"sqlite:///{tmp_path}/play.db", "history": tmp_path / "play.json"}
     async with Playground(CAFE, clock=lambda: time.time() + 3600, **options) as play:
         alice = play.person("42", 42)
-        async with asyncio.timeout(60):
-            while not any(each.get("poll", {}).get("is_closed") for each in alice.updates):
-                await asyncio.sleep(0.01)
+        await until(lambda: any(each.get("poll", {}).get("is_closed") for each in alice.updates))
         assert [each["poll"]["is_closed"] for each in alice.messages if "poll" in each] == [True]

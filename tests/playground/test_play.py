@@ -28,6 +28,7 @@ from stepwell.playground.play import Playground
 from stepwell.playground.records import Records
 from stepwell.playground.runs import Runs
 from stepwell.web.diagrams import describe_flow, describe_graph
+from tests.until import until
 
 HERE = Path(__file__).parent
 EXAMPLES = HERE.parents[1] / "examples"
@@ -61,10 +62,8 @@ PARENT = "import subprocess, time; print(subprocess.Popen(['sleep', '600']).pid)
 
 async def wait_until_ended(pid: int) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):
-        async with asyncio.timeout(60):
-            # A container may have no process that collects the exit code of an orphan.
-            while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-                await asyncio.sleep(0.01)
+        # A container may have no process that collects the exit code of an orphan.
+        await until(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
 
 
 def playground(path: Path, tmp_path: Path, **options: Any) -> Playground:
@@ -111,9 +110,7 @@ async def test_a_bot_runs_whether_it_or_the_runner_polls(name: str, tmp_path: Pa
         for said, answer in REGISTRATION:
             assert await person.ask(said, timeout=60) == answer, play.output
             # aiogram's handlers answer before their state is written.
-            async with asyncio.timeout(60):
-                while (await play.record(42) is None) != (said == "yes"):
-                    await asyncio.sleep(0.02)
+            await until(lambda: play.record(42), lambda record: (record is None) == (said == "yes"))
         assert [flow["name"] for flow in play.observer.machines.popitem()[1]["flows"]] == ["registration"]
 
 
@@ -126,9 +123,10 @@ async def test_records_and_errors_of_aiograms_own_fsm_are_shown(tmp_path: Path) 
         bot, key = f"aiogram:{play.bot.id}", '(42,42,None,None,"default")'
 
         async def reach(state: str | None) -> None:
-            async with asyncio.timeout(60):
-                while (shown := observer.records.get(bot, key)) is None or (shown.record or {}).get("state") != state:
-                    await asyncio.sleep(0.01)
+            await until(
+                lambda: observer.records.get(bot, key),
+                lambda shown: shown is not None and (shown.record or {}).get("state") == state,
+            )
 
         for said, answer in REGISTRATION[:2]:
             assert await person.ask(said, timeout=60) == answer, play.output
@@ -139,9 +137,7 @@ async def test_records_and_errors_of_aiograms_own_fsm_are_shown(tmp_path: Path) 
         assert (flow["name"], flow["states"], flow["edges"]) == (
             "Registration", ["get_name", "get_email"], [["get_name", "get_email"]],
         )  # fmt: skip
-        async with asyncio.timeout(60):
-            while not all(group.writes for group in observer.timeline.groups):
-                await asyncio.sleep(0.01)
+        await until(lambda: all(group.writes for group in observer.timeline.groups))
         assert [group.key for group in observer.timeline.groups] == [key, key]
         assert (await step_back(play, bot, key)).title == "Alice"
         await reach("get_name")
@@ -320,15 +316,13 @@ async def test_a_bots_children_end_with_it(tmp_path: Path) -> None:
     async with asyncio.timeout(60), playground(path, tmp_path, output=children.append) as play:
 
         async def started(number: int) -> int:
-            while len(children) < number:
-                await asyncio.sleep(0.01)
+            await until(lambda: len(children) >= number)
             return int(children[-1])
 
         child = await started(1)
         assert play.process.pid is not None
         os.kill(play.process.pid, signal.SIGKILL)
-        while play.process.status == "running":
-            await asyncio.sleep(0.01)
+        await until(lambda: play.process.status != "running")
         assert (play.process.status, play.process.exit_code) == ("failed", -signal.SIGKILL)
         await wait_until_ended(child)
         await play.restart()
@@ -372,17 +366,14 @@ asyncio.run(main())
         async with asyncio.timeout(60):
             async with playground(path, tmp_path, output=children.append) as play:
                 assert await play.ready()
-                while "43/43/0" not in play.observer.places.json():
-                    await asyncio.sleep(0.01)
+                await until(lambda: "43/43/0" in play.observer.places.json())
                 ready.touch()
-                while play.process.status == "running":
-                    await asyncio.sleep(0.01)
+                await until(lambda: play.process.status != "running")
                 assert (play.process.status, play.process.exit_code) == ("ended", 0)
                 async with asyncio.timeout(report_server.TIMEOUT / 2):
                     assert await play.record(42) is None
                 await play.restart()
-                while len(children) < 2:
-                    await asyncio.sleep(0.01)
+                await until(lambda: len(children) >= 2)
     finally:
         for child in children:
             os.kill(int(child), signal.SIGKILL)
@@ -424,14 +415,12 @@ def make_router(_):
         for name in ("new", "old"):
             before = play.process.starts
             use(name)
-            while play.process.starts == before:
-                await asyncio.sleep(0.01)
+            await until(lambda: play.process.starts != before)
             if name == "new":
                 assert await person.ask("second", timeout=60) == "new", play.output
                 assert await shown() == {"text": "second"}
         # A process that has just started may have no machine yet, so the page still shows the last record.
-        while await shown() != {"text": "first"}:
-            await asyncio.sleep(0.01)
+        await until(shown, lambda it: it == {"text": "first"})
         known = play.observer.records.get("bot", "(42,42)")
         assert known is not None
         assert known.record is not None

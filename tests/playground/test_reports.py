@@ -19,6 +19,7 @@ from stepwell.playground.observer import BotObserver
 from stepwell.playground.records import Records
 from stepwell.storage import MemoryStorage
 from stepwell.storage.operations import Apply, Get, Operation
+from tests.until import until
 
 BOT, KEY = "bot", "(42,42)"
 
@@ -184,8 +185,7 @@ async def test_an_error_while_a_report_is_shown_is_logged_and_later_ones_are_sho
     async with asyncio.timeout(report_server.TIMEOUT / 2):
         process.answer(await process.request(), {"records": [{"bot": BOT}]}, {"kind": "record"})
         process.answer(await process.request(), place(record(1, "one")))
-        while observer.records.get(BOT, KEY) is None:
-            await asyncio.sleep(0.001)
+        await until(lambda: observer.records.get(BOT, KEY) is not None)
     assert shown(observer) == "one"
     assert caplog.text.count("a report of the bot's process could not be shown") == 2
     assert "KeyError: 'key'" in caplog.text
@@ -234,11 +234,9 @@ async def test_a_second_connection_of_the_process_may_end(
     other.send({"kind": "machine", "bot": BOT, "flows": []})
     request = await process.request()
     other.answer(await other.request(), place(None), written(record(2, "two")))
-    while shown(observer) != "two":
-        await asyncio.sleep(0.001)
+    await until(lambda: shown(observer) == "two")
     other.writer.close()
-    while len(observer.reports._connections) > 1:
-        await asyncio.sleep(0.001)
+    await until(lambda: len(observer.reports._connections) <= 1)
     process.answer(request, place(record(1, "one")))
     await process.request()
     assert shown(observer) == "two"
@@ -268,8 +266,7 @@ async def test_requests_end_with_the_process_although_its_connection_is_open(
             await editing
         # Reports are still shown.
         process.answer(late, {"record": record(1, "one"), "snapshot": {}}, written(record(2, "two")))
-        while shown(observer) != "two":
-            await asyncio.sleep(0.001)
+        await until(lambda: shown(observer) == "two")
 
 
 async def test_a_killed_process_gets_no_requests_although_its_connection_is_open(
@@ -293,9 +290,7 @@ async def test_an_answer_that_comes_too_late_is_still_shown(
     late = await process.request()
     await process.request()  # the lookup of the next user, after the first was given up
     process.answer(late, place(record(1, "one")))
-    async with asyncio.timeout(60):
-        while observer.records.get(BOT, KEY) is None:
-            await asyncio.sleep(0.001)
+    await until(lambda: observer.records.get(BOT, KEY) is not None)
     assert shown(observer) == "one"
 
 
@@ -321,12 +316,10 @@ async def test_a_slow_read_of_the_bots_process_never_replaces_a_newer_record(
     storage.perform = slow  # type: ignore[method-assign]
     fsm = machine(reporter, storage=storage, key=keys.ChatUser())
     async with asyncio.timeout(60), fsm:
-        while not reads:
-            await asyncio.sleep(0.001)
+        await until(lambda: reads)
         async with fsm.conversation(key=(42, 42)) as ctx:
             ctx.start_flow(Form)
-        while "43/43/0" not in observer.places.json() or not observer.timeline.groups:
-            await asyncio.sleep(0.001)
+        await until(lambda: "43/43/0" in observer.places.json() and observer.timeline.groups)
         assert shown(observer) == "one"
 
 
@@ -339,8 +332,8 @@ async def test_a_key_function_that_raises_leaves_later_requests_answered(
     async with asyncio.timeout(60), machine(reporter, storage=MemoryStorage(), key=family) as fsm:
         async with fsm.conversation(key=("Smith", 42)) as ctx:
             ctx.start_flow(Form)
-        while len(observer.places.json()) < 2 or (known := observer.records.get(BOT, '("Smith",42)')) is None:
-            await asyncio.sleep(0.001)
+        await until(lambda: len(observer.places.json()) >= 2)
+        known = await until(lambda: observer.records.get(BOT, '("Smith",42)'))
         assert "could not be found for the playground: KeyError('last_name')" in caplog.text
         assert known.record is not None
         with pytest.raises(UsageError, match="TypeError"):
@@ -351,7 +344,5 @@ async def test_a_key_function_that_raises_leaves_later_requests_answered(
 
 async def test_a_report_of_a_large_record_is_shown(observer: BotObserver, process: BotConnection) -> None:
     process.send({**written(record(1, "one")), "before": {"fields": {"text": "x" * 5_000_000}}})
-    async with asyncio.timeout(60):
-        while observer.records.get(BOT, KEY) is None:
-            await asyncio.sleep(0.001)
+    await until(lambda: observer.records.get(BOT, KEY) is not None)
     assert shown(observer) == "one"

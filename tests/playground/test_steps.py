@@ -20,6 +20,7 @@ from stepwell.playground.events.replay import replay
 from stepwell.playground.events.undo import step_back
 from stepwell.playground.play import Playground
 from tests.playground.visit import CAFE, REGISTRATION
+from tests.until import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -74,9 +75,9 @@ async def reported(play: Playground, chat: int, count: int) -> None:
         # A new topic is an update that the bot does not handle.
         return group.writes or group.duplicate or group.error is not None or group.title == "message"
 
-    async with asyncio.timeout(30):
-        while len(done := play.observer.timeline.of_chat(chat)) < count or not all(map(is_done, done)):
-            await asyncio.sleep(0.01)
+    await until(
+        lambda: play.observer.timeline.of_chat(chat), lambda done: len(done) >= count and all(map(is_done, done))
+    )
 
 
 _users = count(1000)
@@ -202,9 +203,7 @@ async def test_a_replay_shows_which_answers_a_change_of_the_bot_has_changed(tmp_
         assert await alice.ask("Alice") == "Got it, Alice! What's your email?"
         await reported(play, 42, 2)
         path.write_text(path.read_text().replace("What's your email?", "And your email?"))
-        async with asyncio.timeout(60):
-            while play.process.starts < 2:
-                await asyncio.sleep(0.02)
+        await until(lambda: play.process.starts >= 2)
         done = await replay(play, 42)
         assert done.differences == [
             ("Alice", ["Got it, Alice! What's your email?"], ["Got it, Alice! And your email?"])

@@ -13,6 +13,7 @@ from stepwell.fsm import FSM, Context, Router
 from stepwell.telegram import run_polling, webhook
 from stepwell.telegram.receiving.webhook import Webhook
 from tests.reliability.raw_telegram import RawTelegram, RawUpdate
+from tests.until import until
 
 SECRET = "s3cret"
 
@@ -36,9 +37,7 @@ class PoisonedBot(ABC):
     async def deliver(self, update: RawUpdate) -> None: ...
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
-            while not condition() and not self.ended:
-                await asyncio.sleep(0.005)
+        await until(lambda: condition() or self.ended)
 
 
 class PollingBot(PoisonedBot):
@@ -51,9 +50,7 @@ class WebhookBot(PoisonedBot):
 
     async def deliver(self, update: RawUpdate) -> None:
         """Deliver as Telegram does: again and again until the response is 200."""
-        async with asyncio.timeout(30):
-            while await self.app.handle(SECRET, update.raw) != 200:
-                await asyncio.sleep(0.01)
+        await until(lambda: self.app.handle(SECRET, update.raw), lambda it: it == 200)
 
 
 Runner: TypeAlias = Callable[..., AbstractAsyncContextManager[PoisonedBot]]

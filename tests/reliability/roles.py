@@ -17,6 +17,7 @@ from stepwell.fsm import FSM, Context, Router
 from stepwell.record import Change
 from stepwell.slot import Slot
 from stepwell.storage import Apply, Claim, Claimed, Get, Guard, Release
+from tests.until import until
 
 BOT = "bot"
 Report = Callable[..., None]
@@ -65,8 +66,7 @@ async def hold(storage: Storage, report: Report, *, key: int, lease: float, go: 
     try:
         async with Slot(storage, BOT, key, lease=lease) as slot:
             report("holds")
-            while not Path(go).exists():
-                await asyncio.sleep(0.005)
+            await until(lambda: Path(go).exists())
             slot.data["by"] = "the suspended holder"
             await slot.commit()
             report("committed")
@@ -80,9 +80,7 @@ async def cross(storage: Storage, report: Report, *, first: int, second: int, wa
         async with Slot(storage, BOT, first, wait=wait):
             report("holds")
             Path(meet, str(first)).touch()
-            async with asyncio.timeout(60):
-                while not Path(meet, str(second)).exists():
-                    await asyncio.sleep(0.005)
+            await until(lambda: Path(meet, str(second)).exists())
             async with Slot(storage, BOT, second, wait=wait):
                 report("both")
     except Busy:

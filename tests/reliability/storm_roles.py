@@ -19,6 +19,7 @@ from stepwell.nodes.run import journal, table, waits
 from stepwell.nodes.schedules import stored
 from stepwell.record import RUNS
 from tests.reliability.queue_roles import hurry
+from tests.until import until
 
 Report = Callable[..., None]
 
@@ -320,8 +321,7 @@ async def storm_control(storage: Storage, report: Report, *, plan: list[list[Any
     limit = asyncio.Semaphore(AT_ONCE)
 
     async def act(action: str, flow: NodeFlow, flow_id: str, delay: float) -> None:
-        while not await _exists(flow, flow_id):
-            await asyncio.sleep(0.1)
+        await until(lambda: _exists(flow, flow_id))
         await asyncio.sleep(delay)
         async with limit:
             report("acted", action, flow_id, await ACTIONS[action](flow, flow_id), monotonic())

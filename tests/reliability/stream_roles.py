@@ -10,6 +10,7 @@ from stepwell import Storage
 from stepwell.nodes import Node, NodeFlow, linear, step
 from stepwell.nodes.run import journal, lease
 from tests.reliability.run_roles import LEASE, WATCH
+from tests.until import forever
 
 Report = Callable[..., None]
 
@@ -27,7 +28,7 @@ class Speak(Node):
         for number in range(self.count):
             if number == self.stop:
                 self.report("stopped")
-                await asyncio.sleep(3600)
+                await forever()
             step().write([self.name, number])
             if number % 10 == 0:
                 await asyncio.sleep(0.005)
@@ -74,7 +75,7 @@ async def sell(storage: Storage, report: Report, *, flow_id: str, hang: bool) ->
         report("called", f"ship {item}")
         if hang:
             report("hangs")
-            await asyncio.sleep(3600)
+            await forever()
         return "sent"
 
     class Ask(Node):

@@ -15,6 +15,7 @@ from stepwell.storage import Apply, Guard, Release
 from tests.backends import Backend
 from tests.reliability.dose import dose, seeded
 from tests.reliability.roles import BOT
+from tests.until import yields
 
 #: Long enough that it does not expire on a busy machine.
 LEASE = 2.0
@@ -82,8 +83,7 @@ async def test_a_call_may_be_cancelled_at_any_point(shared_backend: Backend) -> 
             # Concurrent calls must get their own results.
             beside = asyncio.ensure_future(storage.get_state(BOT, "known"))
             writing = asyncio.ensure_future(storage.update_data(BOT, "beside", {"number": number}))
-            for _ in range(turns[call] % 25):
-                await asyncio.sleep(0)
+            await yields(turns[call] % 25)
             if choose.random() < 0.5:
                 await asyncio.sleep(choose.uniform(0, 0.0008))
             task.cancel()

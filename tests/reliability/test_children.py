@@ -13,6 +13,7 @@ from stepwell.record import RUNS
 from tests.reliability.child_roles import families, undisturbed
 from tests.reliability.dose import LARGE, dose, seeded
 from tests.reliability.workers import Worker, Workers
+from tests.until import until
 
 
 async def answer_children(asking: NodeFlow, answered: dict[str, str]) -> None:
@@ -97,5 +98,4 @@ async def test_a_cancel_reaches_all_children_while_workers_are_killed(
         for handle in handles:
             assert (await handle.status()).status == "cancelled"
         # Children that were busy end with the next renewal, or when a worker takes them up.
-        while await open_runs():
-            await asyncio.sleep(0.05)
+        await until(open_runs, lambda it: not it)

@@ -18,6 +18,7 @@ from tests.reliability.dose import dose, seeded
 from tests.reliability.failovers import LONGER, Prober, check_totals, longest_pause, pause_of, progress
 from tests.reliability.workers import Worker, Workers
 from tests.servers.redis import RedisCluster, RedisServer
+from tests.until import until
 
 #: Users of each of the two workers.
 USERS = dose("USERS", 5, 25)
@@ -92,12 +93,6 @@ async def load(cluster: RedisCluster, workers: Workers, prefix: str, stop: Path)
 def tags_of(cluster: RedisCluster, node: RedisServer) -> set[int]:
     """Return the hash tags of a master."""
     return {tag for tag, port in enumerate(cluster.ports_of(SLOTS)) if port == node.port}
-
-
-async def until(done: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not await asyncio.to_thread(done):
-            await asyncio.sleep(0.02)
 
 
 def is_master(node: RedisServer) -> bool:
@@ -176,7 +171,7 @@ async def replace_master(
         await users.progress(1, prober)
         begun = time.monotonic()
         fault(master, replica)
-        await until(lambda: is_master(replica))
+        await until(lambda: asyncio.to_thread(is_master, replica))
         # Without a replica, the new master acknowledges nothing.
         repair(master)
         await users.progress(2, prober)

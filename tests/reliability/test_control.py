@@ -16,6 +16,7 @@ from tests.reliability.control_roles import asking, endless, healthy, poison
 from tests.reliability.dose import LARGE, dose, seeded
 from tests.reliability.run_roles import LEASE
 from tests.reliability.workers import Worker, Workers
+from tests.until import until
 
 
 def quiet(*line: Any) -> None:
@@ -63,8 +64,7 @@ async def test_a_run_whose_process_is_killed_while_it_is_cancelled_stays_cancell
     process, other = workers.start("control_worker", url), workers.start("control_worker", url)
     handle = await endless(storage, quiet).submit({}, flow_id="endless")
     async with asyncio.timeout(30):
-        while not (runners := [each for each in (process, other) if each.reported("entered")]):
-            await asyncio.sleep(0.01)
+        runners = await until(lambda: [each for each in (process, other) if each.reported("entered")])
         cancelling = asyncio.create_task(handle.cancel("enough"))
         await runners[0].kill()
         await cancelling

@@ -13,6 +13,7 @@ from tests.examples.test_registration import CONVERSATION
 from tests.fsm.conftest import message
 from tests.reliability.dose import LARGE, dose, seeded
 from tests.reliability.workers import Worker, Workers
+from tests.until import until
 
 #: Number of the delivery, user, update id.
 Delivery = tuple[int, int, int]
@@ -79,8 +80,7 @@ async def _end(worker: Worker, choose: random.Random, share: int | None) -> bool
     """Kill a worker after some of its deliveries, or let it finish."""
     if share is not None:
         enough = choose.randint(0, share)
-        while worker.alive() and len(worker.reported("acknowledged")) < enough:
-            await asyncio.sleep(0.005)
+        await until(lambda: not worker.alive() or len(worker.reported("acknowledged")) >= enough)
         if worker.alive():
             await worker.kill()
             return not worker.reported("done")

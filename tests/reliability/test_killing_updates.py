@@ -15,6 +15,7 @@ from stepwell.log import Log
 from tests.backends import Backend
 from tests.reliability.dose import LARGE, dose
 from tests.reliability.raw_telegram import RawTelegram, message
+from tests.until import until
 
 BOT = Path(__file__).with_name("killing_bot.py")
 ROOT = Path(__file__).parents[2]
@@ -50,8 +51,7 @@ async def test_an_update_that_kills_its_process_is_set_aside_after_five_attempts
                 process = await spawn(*command, env=env, stdout=asyncio.subprocess.DEVNULL)
                 starts += 1
                 ended = asyncio.create_task(process.wait())
-                while not ended.done() and not _answered(telegram, expected):
-                    await asyncio.sleep(0.01)
+                await until(lambda: ended.done() or _answered(telegram, expected))
                 if not ended.done():
                     process.terminate()
                 await ended

@@ -10,6 +10,7 @@ from tests.backends import Backend
 from tests.reliability.dose import dose, seeded
 from tests.reliability.roles import BOT, agreeing
 from tests.reliability.workers import Workers
+from tests.until import until
 
 #: The leases of a killed worker expire while others work on the next set of keys.
 SETS, KEYS = 6, 4
@@ -30,8 +31,7 @@ async def test_a_killed_writer_loses_no_acknowledged_write_and_leaves_no_partial
         worker = workers.start("write", url, keys=keys, seed=choose.randrange(1 << 32))
         await worker.wait_for("wrote")
         # Every second worker is killed among its first writes.
-        while kill % 2 and len(worker.reported("wrote")) < 9:
-            await asyncio.sleep(0.005)
+        await until(lambda: kill % 2 == 0 or len(worker.reported("wrote")) >= 9)
         await asyncio.sleep(choose.uniform(0, 0.05))
         await worker.kill()
         await shared_backend.settled()

@@ -12,6 +12,7 @@ from stepwell.telegram import BotClient, BotUnavailable, broadcast, run_polling
 from tests.reliability.dose import dose
 from tests.reliability.poisoned import Runner, by_polling, by_webhook
 from tests.reliability.raw_telegram import PAGES, RawTelegram, message
+from tests.until import until
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -45,7 +46,7 @@ async def test_pages_of_a_proxy_lose_no_answer_of_a_job(runner: Runner, page: st
             bot.telegram.block(PAGES[page], 2, "sendMessage")
             async with bot.router.fsm.conversation(key=(1, 1)) as ctx:
                 ctx.answer(f"job {number}")
-            await bot.until(lambda: len(bot.telegram.sent.get(1, ())) > number)  # noqa: B023 - awaited here
+            await bot.until(lambda: len(bot.telegram.sent.get(1, ())) > number)
         assert bot.telegram.sent == {1: [f"job {number}" for number in range(rounds)]}
         assert not bot.ended
         assert bot.refused == []
@@ -62,8 +63,7 @@ async def test_a_bot_starts_when_a_proxy_that_has_answered_for_longer_than_its_p
         started = asyncio.Event()
         running = asyncio.create_task(run_polling(router, client=client, on_start=lambda me: started.set()))
         before = telegram.given
-        while telegram.given < before + 5:
-            await asyncio.sleep(0.005)
+        await until(lambda: telegram.given >= before + 5)
         telegram.pages.clear()
         async with asyncio.timeout(20):
             await started.wait()
@@ -89,8 +89,7 @@ async def test_a_call_that_gets_only_pages_while_others_are_accepted_is_not_refu
         telegram.block(PAGES["502"], 100, "sendPhoto")
         async with BotClient("1:x", api=telegram.url, limits=None, patience=0.5) as client:
             photo = asyncio.create_task(client.call("sendPhoto", chat_id=1, photo="x"))
-            while not telegram.given:
-                await asyncio.sleep(0.005)
+            await until(lambda: telegram.given)
             await client.call("sendMessage", chat_id=2, text="Hello")
             with pytest.raises(BotUnavailable):
                 await photo

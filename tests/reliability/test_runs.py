@@ -19,6 +19,7 @@ from tests.backends import Backend
 from tests.reliability.dose import LARGE, dose, seeded
 from tests.reliability.run_roles import ITEMS, LEASE, START, branchy_flow, long_flow, run_to_the_end
 from tests.reliability.workers import Worker, Workers
+from tests.until import until
 
 MakeFlow = Callable[[Storage, Callable[..., None]], NodeFlow]
 
@@ -135,7 +136,7 @@ async def test_a_run_cut_off_at_any_operation_ends_like_an_undisturbed_one(make_
 
         def report(*line: Any, log: list[list[Any]] = before, at: int = at) -> None:
             # A save in the background may fail first. A dead process would run no further items.
-            if commits <= at:  # noqa: B023 - called in this round only
+            if commits <= at:
                 log.append(list(line))
 
         flow_id = f"run-{at}"
@@ -165,9 +166,7 @@ async def test_workers_resume_the_runs_of_killed_processes(
     storage, other = shared_backend.storage(url), shared_backend.storage(url)
     flow = long_flow(storage, lambda *report: reports.append(list(report)))
     async with worker([flow], storage=storage), worker([flow], storage=other):
-        async with asyncio.timeout(30):
-            while len([run async for run in flow.runs("parked")]) < len(killed):
-                await asyncio.sleep(0.05)
+        await until(lambda: flow.runs("parked"), lambda runs: len(runs) >= len(killed))
     ran = [word[1] for word in reports if word[0] == "ran"]
     assert ran.count("branches/0/left/e") == ran.count("d") == len(killed)
     async for run in flow.runs():

@@ -17,6 +17,7 @@ from tests.reliability.dose import LARGE, dose, seeded
 from tests.reliability.failovers import LONGER, Prober, check_totals, longest_pause, pause_of, progress
 from tests.reliability.workers import Worker, Workers
 from tests.servers.redis import RedisServer, Sentinels
+from tests.until import until
 
 #: Users of each of the two workers.
 USERS = 25
@@ -78,9 +79,8 @@ async def test_killed_masters_under_load_lose_and_repeat_nothing(
             victim.process.kill()
             await users.progress(2)
             users.check_pauses(killed, f"failover {number + 1}")
-            while sentinels.master() is victim:
-                # The Sentinels learn of the new master one after the other.
-                await asyncio.sleep(0.05)
+            # The Sentinels learn of the new master one after the other.
+            await until(lambda: sentinels.master() is not victim)
             # In this thread: the server ends with the thread that has started it.
             _restart(sentinels, victim, choose)
             await asyncio.to_thread(sentinels.until_ready)

@@ -28,6 +28,7 @@ from tests.reliability.dose import LARGE, dose, seeded
 from tests.reliability.run_roles import LEASE
 from tests.reliability.storm_roles import CHILDREN, TICK, comparable, flows_of
 from tests.reliability.workers import Worker, Workers
+from tests.until import until
 
 #: The number of worker processes.
 AT_ONCE = 4
@@ -108,8 +109,7 @@ class Storm:
                 await process.wait_for("submitted")
                 await asyncio.sleep(self.choose.uniform(0, seconds / 10))
                 kill(process)
-            while process.alive():
-                await asyncio.sleep(0.02)
+            await until(lambda: not process.alive())
 
     def _unreported(self, word: str, wanted: Iterable[list[Any]]) -> list[list[Any]]:
         reported = {line[1] for line in self.reports(word)}
@@ -236,9 +236,7 @@ async def brew(
             group.create_task(storm.disturb(running, kills))
             group.create_task(storm.submit(max(1, kills // 10), kills * 0.5))
         await drained({name: flow for name, flow in flows.items() if name != "ticking"}, storm, limit)
-        async with asyncio.timeout(30):
-            while len([run async for run in flows["ticking"].runs("finished")]) < 2:
-                await asyncio.sleep(0.1)
+        await until(lambda: flows["ticking"].runs("finished"), lambda runs: len(runs) >= 2)
         await Schedules(storage).pause("clock")
         await drained(flows, storm, 30)
     finally:

@@ -9,6 +9,7 @@ from tests.backends import Backend
 from tests.reliability.dose import LARGE, dose
 from tests.reliability.timer_roles import Timed
 from tests.reliability.workers import Workers
+from tests.until import until
 
 TIMERS = dose("TIMERS", 300, 1000)
 #: A busy machine gets more time.
@@ -31,12 +32,9 @@ async def test_each_timer_fires_once_although_a_worker_is_killed(shared_backend:
         await asyncio.gather(*map(begin, range(TIMERS)))
         deadlines = {entry.key: entry.deadline async for entry in storage.scan("bot")}
         last = max(deadline for deadline in deadlines.values() if deadline is not None)
-        while len(fired := [entry async for entry in storage.scan("bot", state="late")]) == 0:
-            await asyncio.sleep(0.02)
+        await until(lambda: storage.scan("bot", state="late"))
         await started[0].kill()
-        async with asyncio.timeout(60):
-            while len(fired := [entry async for entry in storage.scan("bot", state="late")]) < TIMERS:
-                await asyncio.sleep(0.1)
+        fired = await until(lambda: storage.scan("bot", state="late"), lambda fired: len(fired) >= TIMERS)
         lateness = max(entry.written_at - (deadlines[entry.key] or last) for entry in fired)
         print(f"{TIMERS} timers on {shared_backend.name}: the latest {lateness:.2f} s after its time")
         assert {entry.state.data["fired"] for entry in fired} == {1}

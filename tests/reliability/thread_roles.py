@@ -8,6 +8,7 @@ from itertools import count
 from typing import Annotated, Any
 
 from stepwell import Storage
+from tests.until import until
 
 Report = Callable[..., None]
 THREAD: Any = {"configurable": {"thread_id": "shared"}}
@@ -61,25 +62,23 @@ async def race(storage: Storage, report: Report, *, name: str, folder: str) -> N
 
     The process ``slow`` waits between its two steps until the process ``quick`` has sent its message.
     """
-    import asyncio
     from pathlib import Path
 
     from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 
     from stepwell.adapters.langgraph import StaleWriter, StepwellSaver
 
-    async def until(event: str) -> None:
-        while not (Path(folder) / event).exists():
-            await asyncio.sleep(0.005)
+    async def happened(event: str) -> None:
+        await until((Path(folder) / event).exists)
 
     async def send(saver: Any, what: str) -> None:
         async def wait() -> None:
             if name == "slow":
                 (Path(folder) / f"{what} waits").touch()
-                await until(f"{what} goes on")
+                await happened(f"{what} goes on")
 
         if name == "quick":
-            await until(f"{what} waits")
+            await happened(f"{what} waits")
         try:
             await talking(saver, wait).ainvoke({"messages": [name]}, THREAD, durability="sync")
         except StaleWriter:

@@ -10,6 +10,7 @@ from typing import Any
 import asyncpg
 
 from tests.servers.postgres import PostgresServer
+from tests.until import until
 
 
 class StandbyPair:
@@ -27,9 +28,7 @@ class StandbyPair:
         """Make writes wait for the standby from now on."""
         async with connected(self.primary) as admin:
             await configure(admin, synchronous_standby_names="*", synchronous_commit=commit)
-            async with asyncio.timeout(60):
-                while not await admin.fetch("select from pg_stat_replication where sync_state = 'sync'"):
-                    await asyncio.sleep(0.01)
+            await until(lambda: admin.fetch("select from pg_stat_replication where sync_state = 'sync'"))
 
     async def promote(self) -> None:
         """Make the standby the primary, and let it write without a standby, as cluster managers do."""

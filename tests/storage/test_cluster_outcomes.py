@@ -23,6 +23,7 @@ from tests.servers.proxy import Proxy
 from tests.servers.redis import RedisCluster
 from tests.storage.key_checks import skip_key_checks
 from tests.storage.test_redis_cluster import _slot_between_nodes
+from tests.until import until
 
 BOT = "bot"
 
@@ -190,9 +191,7 @@ def _merge(storage: Storage, key: int, **change: Any) -> Apply:
 
 
 async def _until(done: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not done():
-            await asyncio.sleep(0.01)
+    await until(lambda: done())
 
 
 async def test_a_call_to_a_node_that_lost_its_slots_is_sent_to_the_new_node_before_its_timeout(

@@ -22,6 +22,7 @@ from stepwell.testing import Clock
 from tests import backends
 from tests.backends import Backend
 from tests.reliability.dose import LARGE
+from tests.until import until
 
 #: Each backend as source and as target. All pairs are copied with ``STEPWELL_DOSE=large``.
 PAIRS = [
@@ -334,9 +335,7 @@ async def test_a_copy_that_waits_for_held_records_logs_one_of_them(
         held = source if where == "source" else target
         await held.perform(Claim(held.address("bot", key), "killed", 30))
     copying = asyncio.create_task(copy_records(source, target))
-    async with asyncio.timeout(60):
-        while not caplog.records:
-            await asyncio.sleep(0.01)
+    await until(lambda: caplog.records)
     clock.advance(31)
     assert (await copying).verified == 3
     [line] = [each.getMessage() for each in caplog.records if each.name == claims.logger.name]

@@ -16,6 +16,7 @@ from stepwell.storage.transport.batch import JOURNAL_LIFE, Batch
 from stepwell.storage.transport.lane import Lane
 from stepwell.testing import Clock, FaultyStorage
 from tests.storage.key_checks import skip_key_checks
+from tests.until import yields
 
 
 class Recorder:
@@ -54,8 +55,7 @@ async def start(lane: Lane, operations: Sequence[Operation]) -> list[asyncio.Tas
 
 
 async def settle() -> None:
-    for _ in range(10):
-        await asyncio.sleep(0)
+    await yields(10)
 
 
 async def test_operations_that_arrive_during_a_batch_form_the_next_batch() -> None:
@@ -326,8 +326,7 @@ async def test_cancelling_at_any_point_does_not_affect_other_callers() -> None:
         async with skip_key_checks(FaultyStorage()) as storage:
             victim = asyncio.create_task(storage.update_data("bot", 1, {"victim": 1, "twin": 1}))
             other = asyncio.create_task(storage.update_data("bot", 1, {"other": 1}))
-            for _ in range(steps):
-                await asyncio.sleep(0)
+            await yields(steps)
             victim.cancel()
             await asyncio.wait([victim])
             assert (await other)["other"] == 1

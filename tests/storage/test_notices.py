@@ -7,7 +7,7 @@ import logging
 import subprocess
 import sys
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -23,6 +23,7 @@ from tests.servers import pgbouncer, postgres
 from tests.servers.postgres import PostgresServer
 from tests.servers.proxy import Proxy
 from tests.servers.redis import RedisServer, the_cluster, the_server
+from tests.until import until
 
 SECRET = "hunter2-secret"
 
@@ -62,12 +63,6 @@ def own_place(request: pytest.FixtureRequest) -> Iterator[Place]:
     server: Any = PostgresServer().start() if request.param == "postgres" else RedisServer()
     yield Place(request.param, server)
     server.stop()
-
-
-async def until(done: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(30):
-        while not await done():
-            await asyncio.sleep(0.01)
 
 
 async def arrives(sender: Storage, woken: asyncio.Event, topic: str = "t") -> None:
@@ -115,7 +110,7 @@ async def test_a_notice_of_a_process_that_ends_at_once_arrives(kind: str) -> Non
         storage.listen("t", woken.set)
         channel = storage._channel
         assert channel is not None
-        await until(lambda: _value(channel._connected))
+        await until(lambda: channel._connected)
         script = CHILD.format(work="storage.notify_soon('t')")
         done = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", script, url], check=True)
         assert done.returncode == 0
@@ -136,7 +131,7 @@ async def test_a_connection_that_is_cut_is_opened_again(
             proxy.cut_all()
             await asyncio.sleep(0)
             await arrives(sender, woken)
-        await until(lambda: _value("arrive again" in caplog.text))
+        await until(lambda: "arrive again" in caplog.text)
     ours = [record for record in caplog.records if record.name == notices.__name__]
     assert [record.levelno for record in ours] == [logging.WARNING] * 2, caplog.text
     assert "do not arrive" in ours[0].message
@@ -259,7 +254,7 @@ async def test_a_pooler_that_accepts_our_settings_is_noticed(caplog: pytest.LogC
     bounced = f"{pgbouncer.lenient().url()}?schema={place.name}"
     async with open_storage(bounced) as storage:
         storage.listen("t", lambda: None)
-        await until(lambda: _value("behind a connection pooler" in caplog.text))
+        await until(lambda: "behind a connection pooler" in caplog.text)
         assert await place.listening() == 0
         await storage.notify("t")
     assert len(caplog.records) == 1
@@ -289,7 +284,7 @@ async def test_a_redis_user_without_the_right_polls(caplog: pytest.LogCaptureFix
         await storage.notify("t")
         await storage.notify("t")
         await asyncio.wait_for(woken.wait(), 5)
-        await until(lambda: _value(len(caplog.records) >= 2))
+        await until(lambda: len(caplog.records) >= 2)
     assert sorted(record.message.partition(",")[0] for record in caplog.records) == [
         "notices are not sent to other processes",
         "notices from other processes do not arrive here",

@@ -20,6 +20,7 @@ from stepwell.errors import StorageClosed, StorageUnavailable, WrongLoop
 from stepwell.storage.operations import Claim, Claimed, Operation, Result
 from tests.backends import Backend
 from tests.storage.key_checks import skip_key_checks
+from tests.until import yields
 
 
 class Logged(MemoryStorage):
@@ -222,8 +223,7 @@ async def test_pending_operations_get_results_when_the_storage_closes(backend: B
     await storage.open()
     claims = [Claim(storage.address("bot", key), f"t{key}", 5.0) for key in range(40)]
     calls = [asyncio.create_task(storage.perform(claim)) for claim in claims[:20]]
-    for _ in range(3):
-        await asyncio.sleep(0)
+    await yields(3)
     calls += [asyncio.create_task(storage.perform(claim)) for claim in claims[20:]]
     await asyncio.sleep(0)
     if cancelled:

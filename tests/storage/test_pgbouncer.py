@@ -10,6 +10,7 @@ from stepwell.nodes import linear, worker
 from tests.nodes.flows import A, B
 from tests.servers import pgbouncer, postgres
 from tests.servers.standby import connected
+from tests.until import until
 
 
 async def test_conversations_timers_and_queues_work_through_a_pooler() -> None:
@@ -39,8 +40,7 @@ async def test_conversations_timers_and_queues_work_through_a_pooler() -> None:
             for handle in handles:
                 assert (await handle.result())["trail"] == ["A", "B"]
             await fired.wait()
-            while len([entry async for entry in storage.scan("bot", state="late")]) < 20:
-                await asyncio.sleep(0.02)
+            await until(lambda: storage.scan("bot", state="late"), lambda late: len(late) >= 20)
         assert [entry.state.data["user"] async for entry in storage.scan("bot")] == sorted(range(20), key=str)
         assert (await storage.settings())["pooled"]
     async with connected(postgres.shared()) as admin:

@@ -32,6 +32,7 @@ from tests.backends.postgres import Postgres
 from tests.servers import pgbouncer
 from tests.servers.postgres import PostgresServer, shared
 from tests.storage.test_differential import TEXTS, Script, plain, play
+from tests.until import until
 
 _numbers = itertools.count(1)
 
@@ -875,11 +876,11 @@ async def test_a_write_that_waited_for_a_lock_keeps_the_other_change(admin: Any,
 
 
 async def _until_a_lock_is_awaited(admin: Any) -> None:
-    async with asyncio.timeout(10):
-        while not await admin.fetchval(
+    await until(
+        lambda: admin.fetchval(
             "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and application_name = 'stepwell'"
-        ):
-            await asyncio.sleep(0.01)
+        )
+    )
 
 
 async def test_claims_and_writes_of_old_and_new_keys_do_not_deadlock(admin: Any) -> None:

@@ -16,6 +16,7 @@ from stepwell.slot import Slot
 from stepwell.storage import Applied, Apply
 from tests.servers.postgres import PostgresServer, shared
 from tests.servers.proxy import Proxy
+from tests.until import until
 
 LARGE_DOSE = os.environ.get("STEPWELL_DOSE") == "large"
 KILLS = 30 if LARGE_DOSE else 2
@@ -33,8 +34,7 @@ async def test_killing_the_server_under_load_loses_no_acknowledged_write() -> No
                     asyncio.ensure_future(_write(storage, task, acknowledged[task], over)) for task in acknowledged
                 ]
                 before = sum(map(len, acknowledged.values()))
-                while sum(map(len, acknowledged.values())) < before + 150:
-                    await asyncio.sleep(0.01)
+                await until(lambda: sum(map(len, acknowledged.values())) >= before + 150)
                 server.kill()
                 await asyncio.to_thread(server.start)
                 await asyncio.sleep(0.2)

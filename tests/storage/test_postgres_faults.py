@@ -35,6 +35,7 @@ from tests.servers.postgres import PostgresServer, shared
 from tests.servers.process import free_port
 from tests.servers.proxy import Proxy
 from tests.storage.key_checks import skip_key_checks
+from tests.until import yields
 
 SECRET = "hunter2-secret"
 
@@ -324,8 +325,7 @@ async def test_cancelled_calls_leave_no_open_transaction_and_no_mixed_answers() 
         for n in range(60):
             direct = asyncio.ensure_future(storage.page(Query("bot"), None, 10))
             gathered = asyncio.ensure_future(storage.update_data("bot", "k", {f"f{n}": n}))
-            for _ in range(n % 12):
-                await asyncio.sleep(0)
+            await yields(n % 12)
             if n % 3 == 0:
                 await asyncio.sleep(0.0005 * (n % 7))
             direct.cancel()

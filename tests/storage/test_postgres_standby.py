@@ -18,6 +18,7 @@ from stepwell.storage.postgres.hosts import Host, hosts_of
 from tests.servers.postgres import shared
 from tests.servers.process import free_port
 from tests.servers.standby import StandbyPair
+from tests.until import until
 
 SECRET = "hunter2-secret"
 
@@ -41,9 +42,7 @@ async def test_a_write_that_the_synchronous_standby_does_not_have_is_neither_ack
             await storage.update_data("bot", 1, {"b": 1})
         assert await storage.get_data("bot", 1) == {"a": 1}
         pair.standby.resume()
-        async with asyncio.timeout(10):
-            while await storage.get_data("bot", 1) != {"a": 1, "b": 1}:
-                await asyncio.sleep(0.01)
+        await until(lambda: storage.get_data("bot", 1), lambda it: it == {"a": 1, "b": 1})
 
 
 async def test_a_storage_follows_a_promotion_and_does_not_return_to_the_old_primary(pair: StandbyPair) -> None:

@@ -13,6 +13,7 @@ from stepwell.operate.processes import ProcessView, processes
 from stepwell.record import PROCESSES, Address
 from stepwell.storage import KeyValueStorage, Storage, copy_records, open_storage, presence
 from tests.backends import Backend
+from tests.until import until
 
 
 class Order(Flow, name="order"):
@@ -45,10 +46,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def seen(storage: Storage, wanted: Any = lambda found: True) -> ProcessView:
     """Wait for a process."""
-    async with asyncio.timeout(30):
-        while not (found := [each for each in await processes(storage, limit=10) if wanted(each)]):
-            await asyncio.sleep(0.01)
-    return found[0]
+
+    async def found() -> list[ProcessView]:
+        return [each for each in await processes(storage, limit=10) if wanted(each)]
+
+    return (await until(found))[0]
 
 
 async def test_a_bot_that_runs_is_seen_with_its_updates_and_errors(backend: Backend) -> None:
@@ -96,9 +98,7 @@ async def test_a_process_that_ended_is_forgotten(monkeypatch: pytest.MonkeyPatch
     async with open_storage("memory://", sweep_every=0.02) as storage:
         async with FSM("shop", storage=storage, flows=[Order], run_timers=False):
             await seen(storage)
-        async with asyncio.timeout(30):
-            while PROCESSES in await storage.namespaces():
-                await asyncio.sleep(0.01)
+        await until(storage.namespaces, lambda it: PROCESSES not in it)
 
 
 async def test_nothing_is_written_to_a_storage_that_cannot_remove_it() -> None:

@@ -39,6 +39,7 @@ from tests.fsm.conftest import Form, message
 from tests.nodes.flows import Trail
 from tests.servers.proxy import Proxy
 from tests.servers.redis import RedisCluster, RedisServer, the_cluster
+from tests.until import until
 
 BOT = "bot"
 
@@ -65,8 +66,7 @@ def replicated() -> Iterator[tuple[RedisServer, RedisServer]]:
 async def linked(master: RedisServer) -> None:
     with master.client() as client:
         # Without a write of its own, a client waits for nothing.
-        while not (client.set("linked", 1) and client.wait(1, 100)):
-            await asyncio.sleep(0.02)
+        await until(lambda: client.set("linked", 1) and client.wait(1, 100))
 
 
 async def test_records_are_spread_over_all_masters() -> None:
@@ -114,7 +114,7 @@ async def test_a_cluster_of_one_master_may_fail_over_grow_and_shrink_under_load(
             def lanes() -> set[Any]:
                 return {storage.lane_of(Apply(storage.address(BOT, key), Change(write="w"))) for key in keys}
 
-            async def until(expected: set[Any]) -> None:
+            async def see(expected: set[Any]) -> None:
                 async with asyncio.timeout(30):
                     while lanes() != expected:
                         await progress()
@@ -133,7 +133,7 @@ async def test_a_cluster_of_one_master_may_fail_over_grow_and_shrink_under_load(
                 with replica.client() as client:
                     client.execute_command("CLUSTER", "FAILOVER")
                 halves = {("writes", Node("127.0.0.1", replica.port, half)) for half in (0, 1)}
-                await until(halves)
+                await see(halves)
                 # Not in a thread: the servers end with the thread that has started them.
                 added = cluster.add_shard()
                 moved = {SLOTS[_tag(storage, key)] for key in keys[:10]}
@@ -141,10 +141,10 @@ async def test_a_cluster_of_one_master_may_fail_over_grow_and_shrink_under_load(
                 other = next(slot for slot in range(16384) if slot not in SLOTS)
                 for slot in (other, *moved):
                     await asyncio.to_thread(cluster.move_slot, slot, added)
-                await until({("writes", Node("127.0.0.1", port)) for port in (replica.port, added.port)})
+                await see({("writes", Node("127.0.0.1", port)) for port in (replica.port, added.port)})
                 for slot in moved:
                     await asyncio.to_thread(cluster.move_slot, slot, replica)
-                await until(halves)
+                await see(halves)
             finally:
                 stop.set()
                 await asyncio.gather(*loads)
@@ -311,8 +311,7 @@ async def test_writes_to_one_address_keep_their_order_while_its_node_changes() -
             proxy.fall_silent()
             cluster.owners[tag] = Node("127.0.0.1", proxy.port)
             first = asyncio.create_task(storage.update_data(BOT, 1, {"n": 1}))
-            while not proxy.round_trips:
-                await asyncio.sleep(0.001)
+            await until(lambda: proxy.round_trips)
             # Another call has found that the address is on another node now.
             await cluster.find()
             await asyncio.gather(first, storage.update_data(BOT, 1, {"n": 2}))
@@ -602,8 +601,7 @@ async def test_a_write_waits_for_as_many_replicas_as_required(replicated: tuple[
         other = RedisServer("--replicaof", "127.0.0.1", str(master.port))
         try:
             with master.client() as client:
-                while not (client.set("linked", 1) and client.wait(2, 100) == 2):
-                    await asyncio.sleep(0.02)
+                await until(lambda: client.set("linked", 1) and client.wait(2, 100) == 2)
             await storage.set_state(BOT, 1, State("f", "s"))
         finally:
             other.stop()

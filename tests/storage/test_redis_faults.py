@@ -35,6 +35,7 @@ from stepwell.storage.transport.batch import JOURNAL_LIFE, Batch
 from tests.servers.proxy import CERTIFICATE, Proxy
 from tests.servers.redis import RedisServer, system_binary, the_cluster, the_server
 from tests.storage.key_checks import skip_key_checks
+from tests.until import until
 
 BOT = "bot"
 #: The beginning of a claim in the argument of the batch script: a list of five that begins with its letter, in msgpack.
@@ -495,8 +496,7 @@ async def test_a_user_with_the_documented_acl_line_can_do_everything(either_serv
         assert (await storage.queued(BOT, "q"), await storage.queues(BOT)) == ([], [])
         with either_server.client() as client:
             storage.listen("t", lambda: None)
-            while not dict(client.pubsub_numsub("stepwell:notices:0"))["stepwell:notices:0"]:
-                await asyncio.sleep(0.01)
+            await until(lambda: dict(client.pubsub_numsub("stepwell:notices:0"))["stepwell:notices:0"])
             with client.pubsub() as other:
                 other.subscribe("stepwell:notices:0")
                 assert other.get_message(timeout=5)["type"] == "subscribe"

@@ -21,6 +21,7 @@ from tests.servers.proxy import CERTIFICATE, Proxy
 from tests.servers.redis import RedisServer, SentinelProcess, the_cluster
 from tests.storage.test_redis_cluster import linked
 from tests.storage.test_redis_faults import acl_line
+from tests.until import until
 
 BOT = "bot"
 
@@ -177,8 +178,7 @@ async def test_lists_that_may_lag_are_read_from_a_replica(server: RedisServer) -
     sentinel = SentinelProcess(f"sentinel monitor one 127.0.0.1 {server.port} 1")
     try:
         with sentinel.client() as client:
-            while [each["master-link-status"] for each in client.sentinel_slaves("one")] != ["ok"]:
-                await asyncio.sleep(0.05)
+            await until(lambda: [each["master-link-status"] for each in client.sentinel_slaves("one")] == ["ok"])
         async with open_storage(url(sentinel), replicas="scan", durability="wait") as storage:
             await check_lists(storage, lambda: ([server], [replica]))
             replica.process.kill()

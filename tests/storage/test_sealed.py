@@ -32,6 +32,7 @@ from stepwell.storage.operations import Operation
 from stepwell.storage.sealed import new_key
 from stepwell.testing import Clock
 from tests.backends import Backend
+from tests.until import until, yields
 
 KEY, OLDER, OTHER, NAMES = new_key(), new_key(), new_key(), new_key()
 
@@ -378,12 +379,10 @@ async def test_a_cancelled_claim_of_a_large_record_is_released() -> None:
         fields = {f"f{n}": seal.field(f"f{n}", "x" * 200_000) for n in range(10)}
         await storage.perform(Apply(address, Change(write="w", set=fields, limit=1 << 30)))
         task = asyncio.create_task(storage.perform(Claim(address, "t", 60)))
-        for _ in range(3):
-            await asyncio.sleep(0)
+        await yields(3)
         task.cancel()
         await asyncio.wait([task])
-        while (await storage.beside(address)).holder is not None:
-            await asyncio.sleep(0.001)
+        await until(lambda: storage.beside(address), lambda it: it.holder is None)
         assert len((await storage.perform(Get(address))).fields) == 10
 
 

@@ -18,6 +18,7 @@ from stepwell.storage import Apply, Claim, Claimed, Get, Operation, Range, Resul
 from stepwell.storage.sqlite import connection
 from stepwell.storage.sqlite.storage import INLINE_BYTES
 from tests.storage.key_checks import skip_key_checks
+from tests.until import until
 
 BOT, KEY = "bot", 1
 
@@ -93,8 +94,7 @@ async def test_a_write_is_finished_after_its_caller_was_cancelled(
         with pytest.raises(asyncio.CancelledError):
             await task
         storage.gate.set()
-        while not storage._idle:
-            await asyncio.sleep(0.001)
+        await until(lambda: storage._idle)
         assert await storage.get_data(BOT, KEY) == {"n": number}
     assert storage._file._commits <= 3, "the WAL is still checkpointed"
 

@@ -21,6 +21,7 @@ from stepwell.slot import Slot
 from stepwell.storage import Apply, Claim, Claimed, Operation, Query, Release
 from stepwell.storage.sqlite import connection
 from stepwell.testing import Clock
+from tests.until import until
 
 BOT = "bot"
 
@@ -201,9 +202,7 @@ async def test_expired_records_and_tombstones_are_removed_in_the_background(tmp_
         await storage.set_state("other", 2, State("f"))
         await storage.clear("other", 2)
         clock.advance(DAY + 61)
-        async with asyncio.timeout(20):
-            while rows(storage) != {"record": 1, "field": 0, "part": 0, "memo": 0, "tag": 0, "lease": 0}:
-                await asyncio.sleep(0.01)
+        await until(lambda: rows(storage) == {"record": 1, "field": 0, "part": 0, "memo": 0, "tag": 0, "lease": 0})
         assert await storage.get_state("other", 1) == State("f")
 
 

@@ -21,6 +21,7 @@ from stepwell.botapi import Bot, BotAPI, Person
 from stepwell.errors import BotApiError, BotBlocked, BotUnavailable, InvalidOption, StepwellError, UsageError
 from stepwell.telegram import BotClient, InputFile, SendLimits
 from tests.servers.proxy import CERTIFICATE, Proxy
+from tests.until import until, yields
 
 
 def texts(chat: Person) -> list[str]:
@@ -157,8 +158,7 @@ async def test_a_429_without_a_chat_holds_up_all_messages(
     began = time.monotonic()
     with caplog.at_level(logging.WARNING):
         me = asyncio.create_task(client.call("getMe"))
-        while "asks to wait" not in caplog.text:
-            await asyncio.sleep(0.01)
+        await until(lambda: "asks to wait" in caplog.text)
     await client.call("sendMessage", chat_id=42, text="hello")
     assert time.monotonic() - began >= 1.0
     assert (await me)["id"] == bot.id
@@ -199,8 +199,7 @@ async def test_a_server_that_fails_for_one_call_only_has_refused_it(api: BotAPI,
     async with BotClient(bot.token, api=api.url, patience=2) as client:
         bot.refuse(500, "Internal Server Error", chat=42, times=1000)
         refused = asyncio.create_task(client.call("sendMessage", chat_id=42, text="hello"))
-        while not bot.calls:
-            await asyncio.sleep(0.01)
+        await until(lambda: bot.calls)
         await client.call("getMe")
         with pytest.raises(BotApiError) as raised:
             await refused
@@ -413,8 +412,7 @@ async def test_closing_ends_an_upload_under_way(steps: int, from_disk: bool, tmp
     with socket.create_server(("127.0.0.1", 0)) as server:
         client = BotClient("1:x", api=f"http://127.0.0.1:{server.getsockname()[1]}")
         upload = asyncio.create_task(client.call("sendDocument", chat_id=42, document=file))
-        for _ in range(steps):
-            await asyncio.sleep(0)
+        await yields(steps)
         assert not upload.done()
         async with asyncio.timeout(10):
             await client.close()
@@ -432,8 +430,7 @@ async def test_closing_ends_a_call_that_connects() -> None:
             waiting.connect_ex(server.getsockname())
         client = BotClient("1:x", api=f"http://127.0.0.1:{server.getsockname()[1]}")
         call = asyncio.create_task(client.call("getMe"))
-        for _ in range(40):
-            await asyncio.sleep(0)
+        await yields(40)
         assert not call.done()
         async with asyncio.timeout(10):
             await client.close()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from stepwell.telegram.calls.connections import Connections, NoAnswer
+from tests.until import until, yields
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -145,8 +146,7 @@ async def test_the_late_response_of_a_cancelled_call_is_not_taken_for_the_next_o
     server = Server(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nla", OK)
     async with server.serving() as connections:
         first = asyncio.create_task(connections.post(b"/", b"{}", 5))
-        while not server.requests:
-            await asyncio.sleep(0.01)
+        await until(lambda: server.requests)
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
             await first
@@ -175,8 +175,7 @@ async def test_closing_ends_calls_under_way_and_calls_that_wait_for_a_connection
     server = Server(b"HTTP/1.1 200 OK\r\n")
     async with server.serving(size=1) as connections:
         calls = [asyncio.create_task(connections.post(b"/", b"{}", 5)) for _ in range(3)]
-        while not server.requests:
-            await asyncio.sleep(0.01)
+        await until(lambda: server.requests)
         await connections.close()
         ended = await asyncio.gather(*calls, return_exceptions=True)
     assert [type(error) for error in ended] == [NoAnswer] * 3
@@ -202,8 +201,7 @@ async def test_a_connection_that_succeeds_while_it_is_cancelled_is_closed() -> N
             ended.clear()
             connections = Connections(f"http://127.0.0.1:{port}", context=None, size=1, keep_alive=30.0)
             call = asyncio.create_task(connections.post(b"/", b"{}", 30.0))
-            for _ in range(steps):
-                await asyncio.sleep(0)
+            await yields(steps)
             call.cancel()
             await asyncio.wait((call,))
             connected = bool(connections._opening)
@@ -243,8 +241,7 @@ async def test_a_cancelled_call_gives_its_place_to_the_next_one() -> None:
     server = Server(b"HTTP/1.1 200 OK\r\n", OK)
     async with server.serving(size=1) as connections:
         calls = [asyncio.create_task(connections.post(b"/", b"{}", 30)) for _ in range(4)]
-        while not server.requests:
-            await asyncio.sleep(0.01)
+        await until(lambda: server.requests)
         # The second call waits; the third gets the place of the first, and is cancelled at the same moment.
         calls[1].cancel()
         calls[0].cancel()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from stepwell.record import INBOX
 from stepwell.storage.operations import Get
 from stepwell.telegram.receiving.inbox import Inbox
 from tests.backends import Backend
+from tests.until import yields
 
 pytestmark = pytest.mark.every_backend
 
@@ -59,8 +59,7 @@ async def test_an_update_that_finishes_between_two_attempts_to_write_its_batch_l
         storage.away = False
         inbox.finish(1)
         # A removal that was started would be done now.
-        for _ in range(10):
-            await asyncio.sleep(0)
+        await yields(10)
         await inbox.keep([update(1), update(2)])
         await inbox.close()
         assert await Inbox(storage, "my_bot").load() == [update(2)]

@@ -17,8 +17,9 @@ from stepwell import Storage, open_storage
 from stepwell.botapi import Person
 from tests.servers.postgres import PostgresServer
 from tests.servers.redis import RedisServer
-from tests.telegram.test_polling import polling, until
+from tests.telegram.test_polling import polling
 from tests.telegram.test_webhook import serving
+from tests.until import until
 
 
 class Failing:

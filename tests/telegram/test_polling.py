@@ -40,6 +40,7 @@ from stepwell.telegram import BotApiError, BotClient, Sender, run_polling, run_p
 from stepwell.telegram.receiving.inbox import Inbox
 from stepwell.testing import Clock
 from tests.backends import Backend
+from tests.until import forever, until
 
 
 class Count(Flow, name="count"):
@@ -91,12 +92,6 @@ async def polling(router: Router, **options: Any) -> AsyncIterator[Running]:
             yield running
         finally:
             await running.stop()
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 @pytest.mark.every_backend
@@ -233,9 +228,7 @@ async def test_a_backlog_that_fills_the_inbox_is_dropped_with_a_warning_and_stop
             assert [line.partition("of chat ")[2][:3] for line in warnings()] == ["42 ", "44 "]
         finally:
             proceed.set()
-        async with asyncio.timeout(30):
-            while (await storage.perform(Get(storage.address(INBOX, "my_bot"), parts=True))).parts:
-                await asyncio.sleep(0.01)
+        await until(lambda: storage.perform(Get(storage.address(INBOX, "my_bot"), parts=True)), lambda it: not it.parts)
         answered = 0
         for flooding in (alice, carol):
             answers = [each["text"].split()[1] for each in flooding.messages if each["from"]["is_bot"]]
@@ -587,7 +580,7 @@ async def test_an_update_that_was_being_handled_is_handled_after_a_restart(how: 
     async def handler(ctx: Context) -> None:
         begun.set()
         if not ended:
-            await asyncio.sleep(3600)
+            await forever()
         ctx.answer(f"got {ctx.text}")
 
     async with polling(router) as running:

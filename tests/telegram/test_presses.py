@@ -18,6 +18,7 @@ from stepwell.record import INBOX
 from stepwell.storage import Get
 from stepwell.telegram import BotClient, run_polling, webhook
 from stepwell.web.serving import Serving
+from tests.until import until
 
 #: What answerCallbackQuery shows to the user if it has no parameters.
 NOTHING = {"text": "", "show_alert": False, "url": "", "cache_time": 0}
@@ -254,9 +255,7 @@ async def test_a_press_that_is_dropped_because_its_chat_floods_the_bot_is_answer
             await person.send("hang")
             for _ in range(60):
                 await person.send("x" * 4000)
-            async with asyncio.timeout(30):
-                while "dropped" not in caplog.text:
-                    await asyncio.sleep(0.01)
+            await until(lambda: "dropped" in caplog.text)
             queries = []
             for _ in range(20):
                 query = await person.press("Tea " + "x" * 40)
@@ -266,9 +265,7 @@ async def test_a_press_that_is_dropped_because_its_chat_floods_the_bot_is_answer
                 assert await person.notice(query) == NOTHING
         finally:
             proceed.set()
-        async with asyncio.timeout(30):
-            while (await storage.perform(Get(storage.address(INBOX, "my_bot"), parts=True))).parts:
-                await asyncio.sleep(0.01)
+        await until(lambda: storage.perform(Get(storage.address(INBOX, "my_bot"), parts=True)), lambda it: not it.parts)
         assert len(pressed) < 20
 
 

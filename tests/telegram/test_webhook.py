@@ -22,6 +22,7 @@ from stepwell.telegram import BotClient, webhook
 from stepwell.testing import Clock, FaultyStorage
 from stepwell.web.serving import Serving
 from tests.backends import Backend
+from tests.until import until
 
 SECRET = "s3cret"
 
@@ -188,8 +189,7 @@ async def test_a_repeated_delivery_waits_for_the_first_and_is_not_answered_again
         update = {"message_id": 9, "date": 0, "from": {"id": 42}, "chat": {"id": 42, "type": "private"}, "text": "x"}
         body = json.dumps({"update_id": 77, "message": update}).encode()
         first = asyncio.create_task(served.post(body))
-        while not handled:
-            await asyncio.sleep(0.005)
+        await until(lambda: handled)
         second = asyncio.create_task(served.post(body))
         proceed.set()
         assert (await first, await second, await served.post(body)) == (200, 200, 200)
