@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Iterator
 from typing import Any
 
 import pytest
@@ -178,9 +178,9 @@ async def test_writes_follow_a_moved_slot_even_if_their_lane_is_never_idle(maste
             if found:
                 source.execute_command("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *found)
         write = _merge(storage, 0)
-        await _until(lambda: storage.lane_of(write) == ("writes", Node("127.0.0.1", target.port)))
+        await until(lambda: storage.lane_of(write) == ("writes", Node("127.0.0.1", target.port)))
         count = made
-        await _until(lambda: made > count + 50)
+        await until(lambda: made > count + 50)
         stop.set()
         await asyncio.gather(*loads)
 
@@ -188,10 +188,6 @@ async def test_writes_follow_a_moved_slot_even_if_their_lane_is_never_idle(maste
 def _merge(storage: Storage, key: int, **change: Any) -> Apply:
     address = storage.address(BOT, key)
     return Apply(address, Change(write=storage.ids(), set=storage.seal(address).fields({"n": 1}), **change))
-
-
-async def _until(done: Callable[[], bool]) -> None:
-    await until(lambda: done())
 
 
 async def test_a_call_to_a_node_that_lost_its_slots_is_sent_to_the_new_node_before_its_timeout(
