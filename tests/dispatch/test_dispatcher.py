@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stepwell import MemoryStorage, Storage
-from stepwell.dispatch import WAKE, Places, QueueSource, TimerSource, dispatcher_of, polling, serve_timers
+from stepwell.dispatch import WAKE, QueueSource, TaskLimit, TimerSource, dispatcher_of, polling, serve_timers
 from stepwell.dispatch import timers as due_timers
 from stepwell.errors import Conflict, CorruptRecord, StorageUnavailable
 from stepwell.record import Address, Change, Queue
@@ -33,9 +33,9 @@ async def overdue(storage: Storage, count: int, namespace: str = BOT, *, flow: s
 
 
 def source_of(
-    storage: Storage, ring: Callable[[Slot], Awaitable[Any]], *, name: str = "ring", places: int = 32, **options: Any
+    storage: Storage, ring: Callable[[Slot], Awaitable[Any]], *, name: str = "ring", tasks: int = 32, **options: Any
 ) -> TimerSource:
-    return TimerSource(storage, BOT, {name: ring}, places=[Places(places)], **options)
+    return TimerSource(storage, BOT, {name: ring}, limits=[TaskLimit(tasks)], **options)
 
 
 async def clear(slot: Slot) -> None:
@@ -88,7 +88,7 @@ async def test_the_owners_of_due_timers_are_asked_in_their_order_until_one_serve
             slot.timers = {"second": clock() + 2, "first": clock() + 1, "later": clock() + 9, "strange": clock()}
             await slot.commit(force=True)
         clock.advance(3)
-        source = TimerSource(storage, BOT, {"first": refuse, "second": serve, "later": serve}, places=[Places(1)])
+        source = TimerSource(storage, BOT, {"first": refuse, "second": serve, "later": serve}, limits=[TaskLimit(1)])
         assert await source.tick() == 1
         assert asked == ["first", "second"]
 
@@ -129,7 +129,7 @@ async def test_a_timer_that_stays_due_is_tried_at_growing_intervals(
     async with MemoryStorage(clock=clock, sweep_every=None) as storage:
         await overdue(storage, 1)
         owners = {} if outcome == "nobody" else {"ring": ring}
-        source = Watched(storage, BOT, owners, places=[Places(1)], pauses=(1.0, 4.0))
+        source = Watched(storage, BOT, owners, limits=[TaskLimit(1)], pauses=(1.0, 4.0))
         for _ in range(30):
             await source.tick()
             now += 0.5
@@ -157,7 +157,7 @@ async def test_a_record_is_served_by_one_task_at_a_time(clock: Clock) -> None:
 
     async with MemoryStorage(clock=clock) as storage:
         await overdue(storage, 9)
-        source = source_of(storage, ring, places=2)
+        source = source_of(storage, ring, tasks=2)
         async with source:
             await asyncio.gather(*(source.tick() for _ in range(3)))
             await until(lambda: served == 9)
@@ -181,7 +181,7 @@ async def test_records_that_nobody_owns_do_not_hide_others(clock: Clock, monkeyp
         async with Slot(storage, BOT, "last") as slot:
             slot.flow, slot.timers = "mine", {"ring": clock()}
             await slot.commit()
-        async with source_of(storage, ring, places=1):
+        async with source_of(storage, ring, tasks=1):
             await until(lambda: rung)
         assert len(rung) == 1
 
@@ -213,7 +213,7 @@ def test_a_pause_never_exceeds_the_longest() -> None:
     asyncio.run(pause())
 
 
-async def test_a_skipped_record_needs_no_free_place(clock: Clock) -> None:
+async def test_a_skipped_record_takes_the_place_of_no_other(clock: Clock) -> None:
     rung: list[Address] = []
 
     async def ring(slot: Slot) -> None:
@@ -222,7 +222,7 @@ async def test_a_skipped_record_needs_no_free_place(clock: Clock) -> None:
 
     async with MemoryStorage(clock=clock) as storage:
         addresses = await overdue(storage, 6)
-        source = source_of(storage, ring, places=1)
+        source = source_of(storage, ring, tasks=1)
         source.skip = set(addresses[:5]).__contains__
         async with source:
             await until(lambda: rung)
@@ -279,7 +279,7 @@ async def test_a_read_that_always_fails_stops_no_other_source(clock: Clock, monk
     served: Counter[str] = Counter()
     async with Failing(clock=clock) as storage, serve_timers(storage, "broken", {}), source_of(storage, clear):
         queues = [
-            Counted(storage, BOT, [f"queue{number}"], places=[Places(1)], pauses=(1, 2), what="task")
+            Counted(storage, BOT, [f"queue{number}"], limits=[TaskLimit(1)], pauses=(1, 2), what="task")
             for number in range(2)
         ]
         for queue in queues:
@@ -390,7 +390,7 @@ def test_a_source_can_be_started_again_in_another_event_loop(clock: Clock) -> No
         await asyncio.sleep(60 if len(rung) == 1 else 0)
         await clear(slot)
 
-    source = source_of(storage, ring, places=1)
+    source = source_of(storage, ring, tasks=1)
 
     async def leave() -> None:
         await overdue(storage, 1)
@@ -477,11 +477,10 @@ async def test_an_idle_process_reads_the_same_whatever_the_number_of_its_sources
 
     for name in ("due", "due_in", "queued", "page", "queues"):
         count_calls(name)
-    places, dispatcher = Places(4), dispatcher_of(storage)
-    timers = [TimerSource(storage, f"bot{number}", {"ring": clear}, places=[places]) for number in range(count)]
+    tasks, dispatcher = TaskLimit(4), dispatcher_of(storage)
+    timers = [TimerSource(storage, f"bot{number}", {"ring": clear}, limits=[tasks]) for number in range(count)]
     queues = [
-        Counted(storage, BOT, [f"queue{number}"], places=[places], pauses=(1, 2), what="task")
-        for number in range(count)
+        Counted(storage, BOT, [f"queue{number}"], limits=[tasks], pauses=(1, 2), what="task") for number in range(count)
     ]
     for queue in queues:
         queue.served = served

@@ -4,16 +4,16 @@ A layer of one's own registers the owners of its timers with ``serve_timers``.
 """
 
 from stepwell.dispatch.dispatcher import Dispatcher, dispatcher_of
-from stepwell.dispatch.sources import Places, QueueSource, Source
+from stepwell.dispatch.sources import QueueSource, RecordSource, TaskLimit
 from stepwell.dispatch.timers import WAKE, Owner, TimerSource, serve_timers
 
 __all__ = [
     "WAKE",
     "Dispatcher",
     "Owner",
-    "Places",
     "QueueSource",
-    "Source",
+    "RecordSource",
+    "TaskLimit",
     "TimerSource",
     "dispatcher_of",
     "serve_timers",

@@ -2,7 +2,8 @@
 
 With every tick one query for all timers, and one for the queues of a namespace, tell whether there is anything to
 serve. Only then each source is read. So an idle process reads the same whatever the number of its sources. A source is
-also read after a notice, and again at once as long as it has more records. It is not read while it has no free place.
+also read after a notice, and again at once as long as it has more records. It is not read while no task of it may
+start.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from contextvars import Context, copy_context
 from functools import partial
 
 from stepwell.dispatch import polling
-from stepwell.dispatch.sources import Source
+from stepwell.dispatch.sources import RecordSource
 from stepwell.record import Address
 from stepwell.storage import Storage
 
@@ -39,16 +40,16 @@ class Dispatcher:
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         #: The started sources in the order of their turns.
-        self._sources: deque[Source] = deque()
-        self._running: dict[Address, tuple[Source, asyncio.Task[bool]]] = {}
-        self._unlisten: dict[Source, list[Callable[[], None]]] = {}
+        self._sources: deque[RecordSource] = deque()
+        self._running: dict[Address, tuple[RecordSource, asyncio.Task[bool]]] = {}
+        self._unlisten: dict[RecordSource, list[Callable[[], None]]] = {}
         self._looking: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._awake = asyncio.Event()
         #: When to ask again whether there is anything to serve, in loop time.
         self._tick_at = 0.0
 
-    def start(self, source: Source) -> None:
+    def start(self, source: RecordSource) -> None:
         """Serve a source from now on. Starting it again has no effect."""
         self._use_loop()
         if source not in self._sources:
@@ -63,7 +64,7 @@ class Dispatcher:
             self._looking = asyncio.get_running_loop().create_task(looking, name="stepwell-dispatcher")
         self._awake.set()
 
-    async def stop(self, *sources: Source, timeout: float = 0.0) -> None:
+    async def stop(self, *sources: RecordSource, timeout: float = 0.0) -> None:
         """Stop serving sources. Wait for their tasks, and cancel them after the timeout, in seconds.
 
         The record of a cancelled task is either committed or stays due.
@@ -89,7 +90,7 @@ class Dispatcher:
             for source in sources:
                 await source.close()
 
-    async def serve_all(self, source: Source, addresses: AsyncGenerator[Address, None]) -> int:
+    async def serve_all(self, source: RecordSource, addresses: AsyncGenerator[Address, None]) -> int:
         """Serve these records of a source now, and wait for them. Return how many were served."""
         self._use_loop()
         begun: list[asyncio.Task[bool]] = []
@@ -102,7 +103,7 @@ class Dispatcher:
         return sum(await asyncio.gather(*begun))
 
     async def look(self) -> None:
-        """Start tasks until all places are taken or no source has more."""
+        """Start tasks until no more may start or no source has more records."""
         while True:
             if self._tick_at <= asyncio.get_running_loop().time():
                 await self._probe()
@@ -112,19 +113,21 @@ class Dispatcher:
             source = hot[0]
             self._sources.remove(source)
             self._sources.append(source)
-            sharing = [other for other in hot if other.places[0] is source.places[0]]
-            # Rounded up, so that each of them gets a place when there are fewer places than sources.
-            share = -(-source.places[0].free // len(sharing))
+            sharing = [other for other in hot if other.limits[0] is source.limits[0]]
+            # Rounded up, so that each of them gets one when fewer tasks than sources may start.
+            share = -(-source.limits[0].free // len(sharing))
             found = await source.permit(await source.find(min(share, source.room()), self._is_busy))
             for address in found:
                 # It may have been stopped meanwhile.
                 if source in self._sources and not self._is_busy(address):
                     self._begin(source, address, source.context.copy())
+                else:
+                    source.ended(address, served=False)
 
     async def _probe(self) -> None:
         """Find out whether the sources that rest have anything to serve."""
         self._tick_at = asyncio.get_running_loop().time() + polling.TICK * self._storage.rng.uniform(0.8, 1.2)
-        groups: dict[Hashable, list[Source]] = {}
+        groups: dict[Hashable, list[RecordSource]] = {}
         for source in self._sources:
             if not source.hot:
                 groups.setdefault(source.group, []).append(source)
@@ -134,7 +137,7 @@ class Dispatcher:
                 if source.room() > 0:
                     idle.append(source)
                 else:
-                    # It is read as soon as a place is free.
+                    # It is read as soon as one of its tasks may start.
                     source.hot = True
             try:
                 # A single source is simply read.
@@ -159,7 +162,7 @@ class Dispatcher:
             self._awake.clear()
             timer.cancel()
 
-    def _wake(self, source: Source) -> None:
+    def _wake(self, source: RecordSource) -> None:
         source.wake()
         self._awake.set()
 
@@ -167,25 +170,25 @@ class Dispatcher:
         # A task of this process may hold it, without the dispatcher.
         return address in self._running or address in self._storage.waiters
 
-    def _tasks_of(self, *sources: Source) -> list[asyncio.Task[bool]]:
+    def _tasks_of(self, *sources: RecordSource) -> list[asyncio.Task[bool]]:
         return [task for source, task in self._running.values() if source in sources]
 
-    def _begin(self, source: Source, address: Address, context: Context | None = None) -> asyncio.Task[bool]:
-        for place in source.places:
-            place.taken += 1
+    def _begin(self, source: RecordSource, address: Address, context: Context | None = None) -> asyncio.Task[bool]:
+        for limit in source.limits:
+            limit.taken += 1
         name = f"stepwell-{source.what} {address.key}"
         task = asyncio.get_running_loop().create_task(source.serve(address), name=name, context=context)
         self._running[address] = (source, task)
         task.add_done_callback(lambda task: self._ended(source, address, task))
         return task
 
-    def _ended(self, source: Source, address: Address, task: asyncio.Task[bool]) -> None:
+    def _ended(self, source: RecordSource, address: Address, task: asyncio.Task[bool]) -> None:
         if self._running.get(address, (None, None))[1] is not task:
             # Of a loop that has ended.
             return
         del self._running[address]
-        for place in source.places:
-            place.taken -= 1
+        for limit in source.limits:
+            limit.taken -= 1
         failure = None if task.cancelled() else task.exception()
         if failure is not None:
             logger.error("serving %s at %s failed", source.what, address.text, exc_info=failure)
@@ -199,7 +202,7 @@ class Dispatcher:
             # The tasks of a loop that has ended are gone.
             self._loop, self._looking, self._awake = loop, None, asyncio.Event()
             for source, _ in self._running.values():
-                for place in source.places:
-                    place.taken -= 1
+                for limit in source.limits:
+                    limit.taken -= 1
             self._sources.clear()
             self._running.clear()

@@ -12,7 +12,7 @@ from stepwell.dispatch.polling import Pauses
 from stepwell.record import Address
 from stepwell.storage import Storage
 
-__all__ = ["Places", "QueueSource", "Source"]
+__all__ = ["QueueSource", "RecordSource", "TaskLimit"]
 
 #: The number of records after which a queue adapts its spread, and the largest spread.
 SAMPLE, LARGEST_SPREAD = 16, 16
@@ -20,7 +20,7 @@ SAMPLE, LARGEST_SPREAD = 16, 16
 LONGEST_READ = 10_000
 
 
-class Places:
+class TaskLimit:
     """How many tasks may run at once. Sources may share it."""
 
     __slots__ = ("limit", "taken")
@@ -35,10 +35,10 @@ class Places:
         return self.limit - self.taken
 
 
-class Source:
+class RecordSource:
     """Records of one namespace that one owner serves.
 
-    ``names``: the flows or queues that it reads. ``places``: the first one is shared with the sources that it takes
+    ``names``: the flows or queues that it reads. ``limits``: the first one is shared with the sources that it takes
     turns with. ``pauses``: the first and the longest pause in seconds before a record that could not be served is tried
     again. ``what``: names its tasks. ``topics``: notices after which it is read at once.
     """
@@ -48,7 +48,7 @@ class Source:
         storage: Storage,
         namespace: str,
         *,
-        places: Sequence[Places],
+        limits: Sequence[TaskLimit],
         pauses: tuple[float, float],
         what: str,
         topics: Sequence[str] = (),
@@ -56,7 +56,7 @@ class Source:
         self.storage: Storage = storage
         self.name: str = namespace
         self.namespace: str = encode_namespace(namespace, storage.limits)
-        self.places: tuple[Places, ...] = tuple(places)
+        self.limits: tuple[TaskLimit, ...] = tuple(limits)
         self.pauses: Pauses = Pauses(*pauses)
         self.what: str = what
         self.topics: tuple[str, ...] = tuple(topics)
@@ -69,7 +69,7 @@ class Source:
         self._wakes = 0
 
     def wake(self) -> None:
-        """Read it as soon as a place is free."""
+        """Read it as soon as a task may start."""
         self.hot = True
         self._wakes += 1
 
@@ -91,7 +91,7 @@ class Source:
         """Return how many records may start now."""
         if self.free_at > asyncio.get_running_loop().time():
             return 0
-        return min(place.free for place in self.places)
+        return min(each.free for each in self.limits)
 
     def ignores(self, address: Address) -> bool:
         """Return whether not to serve an address now."""
@@ -124,7 +124,7 @@ class Source:
         """Called when the source is not read any more."""
 
 
-class QueueSource(Source):
+class QueueSource(RecordSource):
     """The records in some queues of a namespace, in their order."""
 
     def __init__(self, storage: Storage, namespace: str, queues: Sequence[str], **options: object) -> None:
@@ -182,7 +182,7 @@ class QueueSource(Source):
         self, names: Sequence[str], count: int, ignores: Callable[[Address], bool]
     ) -> tuple[list[Address], bool]:
         """Return about ``count`` first records of these queues that are not ignored, and whether there are more."""
-        limit = count + self.places[0].taken + len(self.pauses)
+        limit = count + self.limits[0].taken + len(self.pauses)
         while True:
             found = await self.storage.queued(self.namespace, names, limit=limit)
             fresh = [address for address in found if not ignores(address)]

@@ -10,7 +10,7 @@ from typing import Final, Self, TypeAlias
 
 from stepwell.codec import decode_key
 from stepwell.dispatch.dispatcher import dispatcher_of
-from stepwell.dispatch.sources import Places, Source
+from stepwell.dispatch.sources import RecordSource, TaskLimit
 from stepwell.errors import AlreadyHeld, Busy, StepwellError
 from stepwell.record import Address
 from stepwell.slot import Slot
@@ -42,7 +42,7 @@ PAUSES = (1.0, 300.0)
 BUSY = (0.25, 0.25)
 
 
-class TimerSource(Source):
+class TimerSource(RecordSource):
     """The records of a namespace with a timer that is due. See ``serve_timers``."""
 
     def __init__(
@@ -52,14 +52,14 @@ class TimerSource(Source):
         owners: Mapping[str, Owner],
         *,
         flows: Sequence[str] | Any_ = ANY,
-        places: Sequence[Places] = (),
+        limits: Sequence[TaskLimit] = (),
         lease: float = LEASE,
         pauses: tuple[float, float] = PAUSES,
         what: str = "timers",
         topics: Sequence[str] = (),
     ) -> None:
-        places = places or [Places(AT_ONCE)]
-        super().__init__(storage, namespace, places=places, pauses=pauses, what=what, topics=topics)
+        limits = limits or [TaskLimit(AT_ONCE)]
+        super().__init__(storage, namespace, limits=limits, pauses=pauses, what=what, topics=topics)
         self.flows: Sequence[str] | Any_ = flows
         self.owners: Mapping[str, Owner] = owners
         self._lease = lease
@@ -95,7 +95,7 @@ class TimerSource(Source):
         sources: dict[str, list[Self]] = {}
         for source in group:
             sources.setdefault(source.namespace, []).append(source)
-        ignored = sum(source.places[0].taken + len(source.pauses) for source in group)
+        ignored = sum(source.limits[0].taken + len(source.pauses) for source in group)
         limit = min(ignored + 1, LONGEST_PROBE)
         found = await self.storage.due_in({name: _flows_of(each) for name, each in sources.items()}, limit=limit)
         if len(found) == LONGEST_PROBE:
@@ -236,4 +236,4 @@ def serve_timers(
         async with timers:
             assert await timers.tick() == 0
     """
-    return TimerSource(storage, namespace, owners, flows=flows, lease=lease, places=[Places(concurrency)])
+    return TimerSource(storage, namespace, owners, flows=flows, lease=lease, limits=[TaskLimit(concurrency)])

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from stepwell.dispatch import Places, QueueSource, Source, TimerSource
+from stepwell.dispatch import QueueSource, RecordSource, TaskLimit, TimerSource
 from stepwell.errors import StoredDataError
 from stepwell.nodes.queue.rates import Rate
 from stepwell.nodes.run.notices import workers_topic
@@ -31,7 +31,7 @@ PAUSES = (0.5, 8.0)
 QUEUED_PAUSES = (0.05, 4.0)
 
 
-class RunSource(Source):
+class RunSource(RecordSource):
     """Runs of one flow, of all its revisions. ``take_up`` claims a run, because whoever calls the flow does so too."""
 
     flow: NodeFlow
@@ -103,17 +103,17 @@ class DueRuns(RunSource, TimerSource):
 
 def sources_of(
     storage: Storage, flows: Iterable[NodeFlow], take_up: TakeUp, *, concurrency: int, limits: Mapping[str, Limit]
-) -> list[Source]:
+) -> list[RecordSource]:
     """Return the sources of a worker. ``limits``: the limits of single flows, by name."""
-    shared = Places(concurrency)
-    sources: list[Source] = []
+    shared = TaskLimit(concurrency)
+    sources: list[RecordSource] = []
     for flow in flows:
         limit = limits.get(flow._title())
-        own = None if limit is None or limit.concurrency is None else Places(limit.concurrency)
+        own = None if limit is None or limit.concurrency is None else TaskLimit(limit.concurrency)
         rate = None if limit is None or limit.rate is None else Rate(storage, flow._title(), *limit.rate)
         indexes = flow_indexes(flow._title(), flow.revision)
         options: dict[str, Any] = {
-            "places": [shared] if own is None else [shared, own],
+            "limits": [shared] if own is None else [shared, own],
             "topics": [workers_topic(index) for index in indexes],
             "what": "run",
         }

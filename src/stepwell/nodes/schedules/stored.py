@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 from stepwell._secrets import quoted
 from stepwell.codec import decode_key
 from stepwell.codec.values import conform
-from stepwell.dispatch import Places, TimerSource
+from stepwell.dispatch import TaskLimit, TimerSource
 from stepwell.errors import CorruptRecord, InvalidOption
 from stepwell.nodes.queue.submitting import KEPT, submit
 from stepwell.nodes.schedules.ticks import GRACE, Missed, Timing, tick_id
@@ -200,7 +200,7 @@ class ScheduleTimers(TimerSource):
     def __init__(self, storage: Storage, flows: Mapping[str, BaseFlow]) -> None:
         owners = {NEXT: self._submit}
         super().__init__(
-            storage, SCHEDULES, owners, flows=list(flows), places=[Places(AT_ONCE)], lease=LEASE, what="schedule"
+            storage, SCHEDULES, owners, flows=list(flows), limits=[TaskLimit(AT_ONCE)], lease=LEASE, what="schedule"
         )
         self._runs_of = flows
 
