@@ -9,10 +9,11 @@ import importlib.util
 import inspect
 import os
 import sys
+import traceback
 from collections.abc import AsyncIterator, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, ModuleType, TracebackType
 from typing import Any
 from urllib.parse import quote
 
@@ -30,6 +31,7 @@ from stepwell.storage.urls import as_storage
 __all__ = [
     "defines_router",
     "file_beside",
+    "hide_own_frames",
     "import_code",
     "load_module",
     "load_router",
@@ -39,6 +41,8 @@ __all__ = [
 ]
 
 _SUBMITS = frozenset({"submit", "submit_sync"})
+#: The files of this package and of the import system.
+_OWN = (str(Path(__file__).parent), "<frozen ")
 
 
 def file_beside(path: Path) -> str:
@@ -199,3 +203,24 @@ def load_module(path: Path) -> ModuleType:
     module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def hide_own_frames() -> None:
+    """Print an error that ends the process without the frames of this package that led to the user's code."""
+    sys.excepthook = _print
+
+
+def _print(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    user = trace
+    if user is not None and _is_own(user.tb_next):
+        # The script that the installer wrote, or a frame of this package.
+        user = user.tb_next
+    while _is_own(user):
+        user = user and user.tb_next
+    # Python compiles the file with a syntax error in a frame of this package.
+    hides = user is not None or isinstance(error, SyntaxError)
+    traceback.print_exception(kind, error, user if hides else trace)
+
+
+def _is_own(trace: TracebackType | None) -> bool:
+    return trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OWN)

@@ -4,7 +4,6 @@ Conversations, node flows, logs and the adapters of frameworks are built on thes
 """
 
 from stepwell._backoff import backoff
-from stepwell._counted import counted
 from stepwell._optional import require
 from stepwell._portal import background_loop, call_function, sync_on
 from stepwell._secrets import MASK, displayed, is_secret, masked_text, quoted
@@ -19,6 +18,7 @@ from stepwell.codec.values import decode as decode_value
 from stepwell.codec.values import encode as encode_value
 from stepwell.codec.values import step as path_step
 from stepwell.dispatch import WAKE, Owner, TimerSource, serve_timers
+from stepwell.errors.wording import counted
 from stepwell.log.names import log_tag
 from stepwell.record import (
     DAY,

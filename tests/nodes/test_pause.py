@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from stepwell import MemoryStorage, Storage
-from stepwell._counted import counted
 from stepwell.errors import (
     FlowChanged,
     InvalidOption,
@@ -27,6 +26,7 @@ from stepwell.errors import (
     UnknownRun,
     UsageError,
 )
+from stepwell.errors.wording import counted
 from stepwell.nodes import Node, NodeFlow, RunHandle, Sleep, StoredRun, Wait, linear, parallel, step, worker
 from stepwell.nodes.control import ending, loop_lag
 from stepwell.nodes.run import journal as journal_module

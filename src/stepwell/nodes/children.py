@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from stepwell._counted import counted
 from stepwell._secrets import quoted
 from stepwell.errors import (
     KeptError,
@@ -17,6 +16,7 @@ from stepwell.errors import (
     UnknownRun,
     UsageError,
 )
+from stepwell.errors.wording import counted
 from stepwell.nodes.batch.durable import UNSAVED, as_list, row_of, store_items
 from stepwell.nodes.batch.node import checked_items
 from stepwell.nodes.flow import NodeFlow

@@ -1,10 +1,10 @@
-"""``step()``: the step that is running, and the child runs that it starts."""
+"""``step()``: the step that is running, and the child runs that it starts; ``durable_step()`` for a layer above."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepwell._secrets import quoted
 from stepwell.errors import UsageError
@@ -16,8 +16,9 @@ from stepwell.options import check_text
 
 if TYPE_CHECKING:
     from stepwell.nodes.flow import NodeFlow
+    from stepwell.storage import Storage
 
-__all__ = ["Step", "step"]
+__all__ = ["DurableStep", "Step", "durable_step", "step"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,3 +131,27 @@ def step() -> Step:
     if cursor is None:
         raise UsageError("step() was called outside a run; call it in prep, exec or post of a node")
     return Step(*cursor.values())
+
+
+class DurableStep(NamedTuple):
+    """A step of a run that has a storage."""
+
+    #: The same for every attempt: see ``Step.id``.
+    id: str
+    #: From 1.
+    attempt: int
+    #: The execution of the run, an object that can be a key of a weak dict.
+    execution: object
+    #: Differs between two runs with the same id.
+    mark: str
+    #: The storage of the run.
+    storage: Storage
+
+
+def durable_step() -> DurableStep | None:
+    """Return the step that is running; ``None`` outside a run with a storage."""
+    cursor = current()
+    if cursor is None or cursor.branch is None:
+        return None
+    here, journal = Step(*cursor.values()), cursor.branch.journal
+    return DurableStep(here.id, here.attempt, cursor.run, journal.mark, journal.slot.storage)

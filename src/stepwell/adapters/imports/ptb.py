@@ -58,7 +58,7 @@ async def import_ptb(
         namespace = f"ptb:{bot_id}"
     _check_file(path)
     # Imported here because it needs python-telegram-bot.
-    from stepwell.adapters.ptb.entries import tags_of
+    from stepwell.adapters.ptb.data.entries import tags_of
 
     opened_here = isinstance(storage, str)
     target = as_storage(storage)

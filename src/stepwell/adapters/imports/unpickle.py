@@ -16,9 +16,9 @@ from types import ModuleType
 from typing import Any, BinaryIO
 
 from stepwell import Limits
-from stepwell.adapters.ptb.entries import BOT, CHAT, USER
-from stepwell.adapters.ptb.fields import pack
-from stepwell.adapters.ptb.keyboards import KEYBOARD
+from stepwell.adapters.ptb.data.entries import BOT, CHAT, USER
+from stepwell.adapters.ptb.data.fields import pack
+from stepwell.adapters.ptb.data.keyboards import KEYBOARD
 from stepwell.adapters.ptb.states import field_of, home_of, key_text, pack_state
 from stepwell.botfile import import_code
 from stepwell.engine import encode_value, quoted

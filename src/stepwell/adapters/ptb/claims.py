@@ -11,12 +11,12 @@ from typing import Any
 from telegram import Update
 
 from stepwell.adapters.framework.claims import HeldRecords
-from stepwell.adapters.ptb import fields
-from stepwell.adapters.ptb.bot_data import BotDataOfUpdate
 from stepwell.adapters.ptb.conversation import ConversationHandler, conversations_in
-from stepwell.adapters.ptb.entries import CHAT, USER, KnownFields, tags_of
+from stepwell.adapters.ptb.data import fields
+from stepwell.adapters.ptb.data.bot_data import BotDataOfUpdate
+from stepwell.adapters.ptb.data.entries import CHAT, USER, KnownFields, tags_of
+from stepwell.adapters.ptb.data.keyboards import cache_of, sent_keyboards
 from stepwell.adapters.ptb.held_conversation import HeldConversation
-from stepwell.adapters.ptb.keyboards import cache_of, sent_keyboards
 from stepwell.adapters.ptb.objects import AnyApplication
 from stepwell.adapters.ptb.pending import PendingHandlers
 from stepwell.adapters.ptb.persistence import StepwellPersistence

@@ -12,7 +12,13 @@ from telegram.ext._handlers.conversationhandler import PendingState
 
 from stepwell.adapters.ptb.conversation import ConversationHandler
 from stepwell.adapters.ptb.pending import PendingElsewhere, PendingHandlers, pending_field
-from stepwell.adapters.ptb.states import ConversationKey, field_of, key_text, open_state, pack_state
+from stepwell.adapters.ptb.states import (
+    ConversationKey,
+    field_of,
+    key_text,
+    open_state,
+    pack_state,
+)
 from stepwell.adapters.ptb.timeouts import seconds_of, timeout_field
 from stepwell.engine import NOWHERE, Place, Slot
 

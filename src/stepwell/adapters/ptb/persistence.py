@@ -9,10 +9,17 @@ from telegram.ext import BasePersistence, ContextTypes, PersistenceInput
 from stepwell import Storage
 from stepwell.adapters.framework.claims import check_waiting
 from stepwell.adapters.framework.storage import AdapterStorage
-from stepwell.adapters.ptb.entries import BOT, CHAT, USER, EntryRecords
-from stepwell.adapters.ptb.keyboards import CallbackData, KeyboardRecords
+from stepwell.adapters.ptb.data.entries import BOT, CHAT, USER, EntryRecords
+from stepwell.adapters.ptb.data.keyboards import CallbackData, KeyboardRecords
 from stepwell.adapters.ptb.objects import bot_of_objects
-from stepwell.adapters.ptb.states import ConversationKey, field_of, home_of, key_text, open_state, pack_state
+from stepwell.adapters.ptb.states import (
+    ConversationKey,
+    field_of,
+    home_of,
+    key_text,
+    open_state,
+    pack_state,
+)
 from stepwell.engine import decode_key
 
 if TYPE_CHECKING:

@@ -19,7 +19,12 @@ from stepwell.adapters.ptb.held_conversation import HeldConversation
 from stepwell.adapters.ptb.objects import AnyApplication, bot_of_objects
 from stepwell.adapters.ptb.pending import PendingHandlers, resolve
 from stepwell.adapters.ptb.persistence import StepwellPersistence
-from stepwell.adapters.ptb.timeouts import ConversationTimeout, ConversationTimers, seconds_of, timeout_field
+from stepwell.adapters.ptb.timeouts import (
+    ConversationTimeout,
+    ConversationTimers,
+    seconds_of,
+    timeout_field,
+)
 from stepwell.engine import Address, Get, Stored, TimerSource, decode_key
 
 __all__ = ["ClaimedUpdates", "updates_of"]

@@ -15,13 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stepwell.botfile import load_router, started, watched_files, workers_of
+from stepwell.botfile import hide_own_frames, load_router, started, watched_files, workers_of
 from stepwell.cli.console import tell
 from stepwell.engine import when_available
 from stepwell.errors import UsageError
 from stepwell.fsm import Router
 from stepwell.nodes import worker
-from stepwell.operate.tracebacks import hide_own_frames
 from stepwell.web.listening import listen
 
 __all__ = ["find_workers", "reload", "run", "run_webhook", "set_up_logging", "webhook_secret"]

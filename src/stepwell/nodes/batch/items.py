@@ -12,9 +12,9 @@ from time import perf_counter
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
-from stepwell._counted import counted
 from stepwell._secrets import quoted
 from stepwell.errors import UsageError
+from stepwell.errors.wording import counted
 from stepwell.nodes.batch.chunk import Chunks
 from stepwell.nodes.batch.executor import MakeExecutor
 from stepwell.nodes.walk.attempts import attempt

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from stepwell._counted import counted
 from stepwell._secrets import quoted
 from stepwell.codec.values import conform
 from stepwell.errors import (
@@ -25,6 +24,7 @@ from stepwell.errors import (
     UnknownRun,
     UsageError,
 )
+from stepwell.errors.wording import counted
 from stepwell.nodes.control import survivors
 from stepwell.nodes.control.ending import commit_cancelled, execute, release
 from stepwell.nodes.deploy.loading import load, load_queued

@@ -19,11 +19,10 @@ from types import ModuleType
 from typing import Any
 
 from stepwell import open_storage
-from stepwell.botfile import defines_router, load_router, started, workers_of
+from stepwell.botfile import defines_router, hide_own_frames, load_router, started, workers_of
 from stepwell.errors import UsageError
 from stepwell.fsm import Router, command
 from stepwell.nodes import worker
-from stepwell.operate.tracebacks import hide_own_frames
 from stepwell.playground.bot_process import errors as error_reporter
 from stepwell.playground.bot_process import reporter
 from stepwell.playground.bot_process import runs as run_reporter

@@ -10,9 +10,9 @@ import logging
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from stepwell.adapters.ptb import fields
-from stepwell.adapters.ptb.entries import BOT, EntryRecords
-from stepwell.adapters.ptb.merging import replace
+from stepwell.adapters.ptb.data import fields
+from stepwell.adapters.ptb.data.entries import BOT, EntryRecords
+from stepwell.adapters.ptb.data.merging import replace
 from stepwell.adapters.ptb.objects import AnyApplication
 from stepwell.engine import fingerprint
 from stepwell.errors import EncodeError, TooLarge

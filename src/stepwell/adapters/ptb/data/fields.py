@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapp
 from typing import Any
 
 from stepwell import Limits
-from stepwell.adapters.ptb.merging import replace
+from stepwell.adapters.ptb.data.merging import replace
 from stepwell.engine import Seal, decode_name, encode_value, path_step, weight
 from stepwell.errors import EncodeError, TooLarge
 

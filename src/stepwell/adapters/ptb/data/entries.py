@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from stepwell import Storage
-from stepwell.adapters.ptb import fields
-from stepwell.adapters.ptb.merging import MISSING, merge, replace
+from stepwell.adapters.ptb.data import fields
+from stepwell.adapters.ptb.data.merging import MISSING, merge, replace
 from stepwell.engine import (
     Address,
     Applied,

@@ -11,8 +11,8 @@ from typing import Any, Final, TypeAlias
 
 from telegram import InlineKeyboardMarkup, Message, Update, ext
 
-from stepwell.adapters.ptb import fields
-from stepwell.adapters.ptb.entries import EntryRecords, KnownFields
+from stepwell.adapters.ptb.data import fields
+from stepwell.adapters.ptb.data.entries import EntryRecords, KnownFields
 from stepwell.adapters.ptb.objects import AnyApplication
 from stepwell.engine import encode_value
 from stepwell.errors import EncodeError, TooLarge

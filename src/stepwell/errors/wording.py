@@ -1,4 +1,4 @@
-"""A number with its noun."""
+"""Words in messages."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""The data of users, chats and the bot, and keyboards with arbitrary callback data, as records."""
