@@ -15,9 +15,9 @@ from stepwell.storage.queue_text import queue_of, queue_text, time_text
 from stepwell.storage.reference import Header
 
 __all__ = [
-    "COLUMNS", "FIELDS_DIFFER", "IS_RECORD", "MISSING", "NOTHING", "NOT_AS_WRITTEN", "Row", "checksum", "contents_of",
-    "header_of", "is_sound", "name_hash", "record_of", "row_and_sizes", "row_of", "salvaged", "stored", "tags_of",
-    "text_of", "texts_of", "update",
+    "COLUMNS", "FIELDS_DIFFER", "IS_MEMO", "IS_RECORD", "MISSING", "NOTHING", "NOT_AS_WRITTEN", "Row", "checksum",
+    "contents_of", "header_of", "is_sound", "name_hash", "record_of", "row_and_sizes", "row_of", "salvaged", "stored",
+    "tags_of", "text_of", "texts_of", "update",
 ]  # fmt: skip
 
 
@@ -59,8 +59,8 @@ FIELDS_DIFFER = ("its fields", "are not the ones that were written")
 _PARTS_DIFFER = ("its parts", "are not the ones that were written")
 #: A limit for version numbers of damaged rows.
 _LARGEST = 1 << 62
-#: The first column of the queries for whole records; the rows of parts have another number.
-IS_RECORD, _IS_FIELD = range(2)
+#: The first column of the queries for whole records.
+IS_RECORD, _IS_FIELD, _, IS_MEMO = range(4)
 
 
 @lru_cache(maxsize=4096)

@@ -1,7 +1,7 @@
 -- The statements of the backend by name, except UPDATEs of records, which columns.py builds. @columns@ stands for the
 -- columns of a Row, and @name@ for the statement of that name above.
 
--- The first column of a query for whole records is the kind of the row: 0 record, 1 field, 2 part.
+-- The first column of a query for whole records is the kind of the row: 0 record, 1 field, 2 part, 3 memo.
 
 -- name: get
 SELECT 0 AS kind, @columns@
@@ -62,11 +62,12 @@ SELECT token, until FROM lease WHERE namespace = ?1 AND key = ?2 AND until > ?3 
 -- name: fields
 SELECT name, value FROM field WHERE namespace = ?1 AND key = ?2;
 
--- name: fields_and_memo
--- The row of the memo is the last one and has no name.
-@fields@
+-- name: claimed
+-- The row of the memo is the last one.
+@get@
 UNION ALL
-SELECT NULL, value FROM memo WHERE namespace = ?1 AND key = ?2 AND until > ?3;
+SELECT 3, NULL, value, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+FROM memo WHERE namespace = ?1 AND key = ?2 AND until > ?3;
 
 -- name: has_contents
 SELECT EXISTS (SELECT 1 FROM field WHERE namespace = ?1 AND key = ?2)

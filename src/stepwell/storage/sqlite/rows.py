@@ -27,6 +27,7 @@ from stepwell.storage.reference import weight
 from stepwell.storage.sqlite.columns import (
     COLUMNS,
     FIELDS_DIFFER,
+    IS_MEMO,
     IS_RECORD,
     MISSING,
     NOT_AS_WRITTEN,
@@ -183,16 +184,13 @@ class Rows:
             if renew:
                 return LeaseLost(address.text)
             return Taken(self.read(QUERIES["lease"], (namespace, key, lease_now))[0][1] - lease_now)
-        found = self.read(row_and_sizes(0), address)
-        row = Row(*found[0]) if found else None
-        # Only this writer changes the file in its transaction, so two queries see the same record.
-        texts = self.read(QUERIES["fields_and_memo"], (namespace, key, now))
-        memo = None
-        if texts and texts[-1][0] is None:
-            memo = texts.pop()[1]
-            memo = memo if type(memo) is str else None
+        found = self.read(QUERIES["claimed"], (namespace, key, now))
+        memo = found.pop()[2] if found and found[-1][0] == IS_MEMO else None
+        row, fields, _ = contents_of(found)
         base = row.base if row is not None and type(row.base) is str else ""
-        return Claimed(record=stored(address, row, texts_of(texts), now), base=base, memo=memo, now=now)
+        return Claimed(
+            record=stored(address, row, fields, now), base=base, memo=memo if type(memo) is str else None, now=now
+        )
 
     def _release(self, release: Release, now: float) -> None:
         address, token = release.address, release.token
