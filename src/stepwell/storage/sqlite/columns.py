@@ -60,7 +60,9 @@ _PARTS_DIFFER = ("its parts", "are not the ones that were written")
 #: A limit for version numbers of damaged rows.
 _LARGEST = 1 << 62
 #: The first column of the queries for whole records.
-IS_RECORD, _IS_FIELD, _, IS_MEMO = range(4)
+IS_RECORD: Final = 0
+_IS_FIELD: Final = 1
+IS_MEMO: Final = 3
 
 
 @lru_cache(maxsize=4096)
