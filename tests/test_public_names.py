@@ -251,3 +251,30 @@ def test_importing_stepwell_loads_no_driver_and_no_framework() -> None:
         "pytest",
         "hypothesis",
     }
+
+
+#: The packages that use the layers below them by public names only.
+NEIGHBOURS = ("adapters", "cli", "inspector", "operate", "playground")
+#: What they may also import: each other, the packages beside them, modules of conditions and keys, and two modules with
+#: a reason in pyproject.toml.
+BESIDE = re.compile(
+    r"stepwell\.(adapters|botapi|botfile|cli|errors|inspector|operate|playground|testing|web)\b"
+    r"|stepwell\.fsm\.(filters|keys)\b|stepwell\.storage\.(sealed|redis\.reading)\b"
+)
+
+
+def test_adapters_and_tools_import_public_names_only() -> None:
+    top = [*NAMES["stepwell"], "PostgresStorage", "RedisStorage", "SealedStorage", "fsm", "nodes"]
+    known = NAMES | FOR_TOOLS | {"stepwell": top}
+    inner = []
+    for package in NEIGHBOURS:
+        for path in (SOURCE / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("stepwell"):
+                    continue
+                assert node.module is not None
+                for alias in node.names:
+                    found = f"{node.module}.{alias.name}"
+                    if alias.name not in known.get(node.module, ()) and not BESIDE.match(found):
+                        inner.append(f"{path.relative_to(SOURCE)}: {found}")
+    assert inner == []

@@ -12,10 +12,9 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from stepwell import Storage
+from stepwell import Log, Storage
 from stepwell.engine import as_storage, background_loop, masked_text, quoted, require, run_in_loop
 from stepwell.errors import InsideLoop, InvalidOption
-from stepwell.log import Log
 
 require("agents", "openai-agents", distribution="openai-agents", minimum="0.8", below="1")
 

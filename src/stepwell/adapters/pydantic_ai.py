@@ -22,9 +22,9 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 from weakref import WeakKeyDictionary
 
+from stepwell import Log
 from stepwell.engine import DAY, require, run_in_loop
 from stepwell.errors import TooLarge
-from stepwell.log import Log
 from stepwell.nodes.engine import DurableStep, durable_step
 
 require("pydantic_ai", "pydantic-ai", distribution="pydantic-ai-slim", minimum="2.60", below="3")
