@@ -204,6 +204,13 @@ async def test_a_call_to_a_node_that_lost_its_slots_is_sent_to_the_new_node_befo
             assert proxy.round_trips
 
 
+async def test_the_lease_of_a_record_is_read_although_its_node_was_not_known(masters: RedisCluster) -> None:
+    async with open_storage(masters.url("?prefix=beside"), sweep_every=None) as storage:
+        await storage.perform(Claim(storage.address(BOT, 0), "token", 30.0))
+        _forget_owners(storage)
+        assert (await storage.beside(storage.address(BOT, 0))).holder == "token"
+
+
 async def test_operations_of_one_node_are_one_call(masters: RedisCluster) -> None:
     async with open_storage(masters.url("?prefix=joined"), sweep_every=None) as storage:
         writes = _writes_of_a_node(storage)

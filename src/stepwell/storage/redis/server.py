@@ -236,7 +236,10 @@ class Server:
 
     async def exchange(self, lane: Hashable, tag: int, commands: Sequence[Command]) -> list[Reply]:
         """Send commands to the node of a hash tag; raise if it refuses one."""
-        node = self.owners[tag] or self.masters[0]
+        node = self.owners[tag]
+        if node is None:
+            await self.lost()
+            raise StorageUnavailable(f"no node of Redis at {self.location} is known for some keys", sent=False)
         replies = await self._connection(lane, node).exchange(commands)
         for reply in replies:
             if type(reply) is Refused:
