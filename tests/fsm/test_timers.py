@@ -11,7 +11,7 @@ from stepwell import State, Storage
 from stepwell.dispatch import timers as due_timers
 from stepwell.errors import StorageUnavailable, Unsupported
 from stepwell.fsm import FSM, Context, Flow, Router, command, keys, state
-from stepwell.fsm.timers import timeouts as timers
+from stepwell.fsm.timers.owners import Timers
 from stepwell.fsm.update import Update
 from stepwell.testing import Clock, FaultyStorage
 from tests.backends import Backend
@@ -229,7 +229,7 @@ async def test_a_timer_that_fails_is_retried_later_and_does_not_stop_others(
     await enter(fsm, "broken", user=1)
     await enter(fsm, user=2)
     clock.advance(61)
-    ticker = timers.Timers(fsm)
+    ticker = Timers(fsm)
     assert await ticker.tick() == 1
     assert "will be retried" in caplog.text
     assert await fsm.storage.get_state("bot", (1, 1)) == State("slow", "broken", {})
@@ -237,7 +237,7 @@ async def test_a_timer_that_fails_is_retried_later_and_does_not_stop_others(
     assert await ticker.tick() == 0
     assert caplog.text == "", "it pauses"
     # Another process tries it at once.
-    assert await timers.Timers(fsm).tick() == 0
+    assert await Timers(fsm).tick() == 0
     assert caplog.text.count("will be retried") == 1
 
 

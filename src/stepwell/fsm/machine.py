@@ -24,7 +24,7 @@ from stepwell.fsm.flows.description import Flows
 from stepwell.fsm.policy import Policy, UnknownStatePolicy
 from stepwell.fsm.timers import outbox
 from stepwell.fsm.timers.expiry import Expired, hand_over_swept
-from stepwell.fsm.timers.timeouts import Timers
+from stepwell.fsm.timers.owners import Timers
 from stepwell.fsm.update import Update
 from stepwell.options import check_function, check_number
 from stepwell.record import Address

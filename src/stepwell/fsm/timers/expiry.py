@@ -18,7 +18,7 @@ from stepwell import _portal
 from stepwell.codec import decode_key
 from stepwell.errors import StoredDataError
 from stepwell.fsm.base import Machine
-from stepwell.fsm.conversation.extension import EXPIRY, HAND_OVER, end, extension_of, keep, opened_extension, set_timer
+from stepwell.fsm.conversation.extension import EXPIRY, end, extension_of, keep, opened_extension, set_timer
 from stepwell.fsm.events import ConversationExpired, emit, subscribers
 from stepwell.record import DAY, KEEP, NOWHERE, Address, Keep
 from stepwell.slot import Slot
@@ -31,7 +31,6 @@ __all__ = [
     "hand_over_swept",
     "is_expired",
     "is_over",
-    "is_waiting",
     "retire",
     "schedule",
     "take",
@@ -67,11 +66,6 @@ def is_expired(slot: Slot) -> bool:
     """Return whether the conversation of a held record has expired and is not an entry yet."""
     expires_at = slot.timers.get(EXPIRY)
     return expires_at is not None and expires_at <= slot.now
-
-
-def is_waiting(slot: Slot) -> bool:
-    """Return whether a held record has an entry to hand over now."""
-    return slot.timers.get(HAND_OVER, inf) <= slot.now
 
 
 def is_over(entry: Entry, now: float) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from math import inf
 from typing import Any, NamedTuple, TypeAlias
 
 from stepwell import _portal
@@ -17,14 +16,14 @@ from stepwell._backoff import backoff
 from stepwell.codec import decode_key, values
 from stepwell.errors import AlreadyHeld, BotApiError, BotUnavailable, Conflict, EncodeError, StorageError, TooLarge
 from stepwell.fsm.base import Machine
-from stepwell.fsm.conversation.extension import EXPIRY, OUTBOX, Extension, end, extension_of, keep, set_timer
+from stepwell.fsm.conversation.extension import EXPIRY, Extension, end, extension_of, keep, set_timer
 from stepwell.fsm.refusals import Origin, report_refusal, sending
 from stepwell.fsm.timers.expiry import schedule
 from stepwell.record import KEEP, NOWHERE
 from stepwell.slot import Slot
 from stepwell.storage import Storage
 
-__all__ = ["STOP_TIMEOUT", "add", "deliver", "deliver_held", "finish", "is_due", "take"]
+__all__ = ["STOP_TIMEOUT", "add", "deliver", "deliver_held", "finish", "take"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -80,11 +79,6 @@ def _text_of(slot: Slot, calls: list[dict[str, Any]]) -> str:
     if size > most:
         raise TooLarge("the calls", size, most)
     return text.decode()
-
-
-def is_due(slot: Slot) -> bool:
-    """Return whether a held record has calls that its worker did not send."""
-    return slot.timers.get(OUTBOX, inf) <= slot.now
 
 
 async def take(slot: Slot) -> Unsent:
