@@ -13,7 +13,7 @@ SOURCES = ROOT / "src" / "stepwell"
 #: The widest name, and the longest line: the tree must fit on one screen.
 NAME, LINE = 24, 118
 
-_BLOCK = re.compile(r"(?<=## The tree\n\n```text\n).*?(?=```)", re.DOTALL)
+_BLOCK = re.compile(r"(?<=## The tree\n\n```text\n).*?(?=```\n)", re.DOTALL)
 
 
 def lines() -> Iterator[str]:
@@ -45,4 +45,4 @@ def tree() -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(_BLOCK.sub(lambda _: tree(), PAGE.read_text()))
+    PAGE.write_text(_BLOCK.sub(lambda _: tree(), PAGE.read_text(), count=1))

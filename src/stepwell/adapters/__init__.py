@@ -1,1 +1,1 @@
-"""Adapters for bot frameworks: one package each, imported only when it is used."""
+"""Adapters for bot frameworks, agents, task queues and tracing, imported only when used."""

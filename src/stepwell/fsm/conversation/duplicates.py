@@ -1,4 +1,4 @@
-"""Duplicates: the memo of a record has the ids of handled updates and the Bot API calls for the newest.
+"""Updates that are delivered again: the memo of a record has the ids of handled ones, and the calls for the newest.
 
 The memo is ``["<ids>", <calls>]``. The ids are one text, ``" 101 102 "``, without characters that JSON escapes, so
 finding one and adding one are text operations that cost the same for 1 and for 128 ids.

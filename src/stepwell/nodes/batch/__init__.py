@@ -1,1 +1,1 @@
-"""Batches: nodes that run once for each item."""
+"""Batches: nodes that run once for each item; walk/attempts.py retries an item."""

@@ -1,1 +1,1 @@
-"""The record of a durable run: its position, parts, mail and status."""
+"""The record of a durable run: its state, and beside it a table (table.py), parts and mail."""

@@ -1,4 +1,4 @@
-"""The stored form of a durable run: its table, its parts and its visit counts, and their validation."""
+"""What a run stores beside its state: its table, its parts and its visit counts, and their validation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The attempts of an ``exec``: retries, timeout and fallback."""
+"""The attempts of an ``exec``, of a node or of one batch item: retries, timeout and fallback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
--- Run one batch.
+-- Run one batch: read, claim, write, release. The rules of writes are those of stepwell/storage/reference.py.
 --
 -- ARGV: the id of the lane, the number of the batch for its journals, that for its fences (0: none), and groups. The
 -- operations of a group have one hash tag, and a journal or a fence of their own. A group is a list: how to use these, the

@@ -1,4 +1,4 @@
-"""The inbox: updates that were fetched and are not finished, kept in the storage.
+"""The inbox of polling: updates that were fetched and are not finished, kept in the storage.
 
 Telegram forgets an update once a later offset was requested. The inbox keeps it until it is handled and answered, so
 that a killed process loses nothing, and a slow handler does not delay the confirmation of other updates.

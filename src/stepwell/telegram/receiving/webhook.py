@@ -1,4 +1,7 @@
-"""A webhook: an ASGI application that Telegram delivers updates to."""
+"""A webhook: an ASGI application that Telegram delivers updates to.
+
+It recognises deliveries that are repeated to this process; others are recognised by ``fsm/conversation/duplicates.py``.
+"""
 
 from __future__ import annotations
 
