@@ -17,6 +17,7 @@ from stepwell.storage import Storage
 from stepwell.storage.base.sweeper import Sweeper
 from stepwell.testing import Clock
 from tests import backends
+from tests.constants import Constants
 from tests.reliability.dose import dose
 from tests.servers import folders
 
@@ -119,3 +120,9 @@ def _close_storages() -> Iterator[None]:
 def clock() -> Clock:
     """A clock that moves only by ``advance()``."""
     return Clock()
+
+
+@pytest.fixture
+def constants(monkeypatch: pytest.MonkeyPatch) -> Constants:
+    """Times and sizes of the library that a test needs smaller."""
+    return Constants(monkeypatch)

@@ -23,6 +23,7 @@ from stepwell.cli import main
 from stepwell.cli.demo import bot, script
 from stepwell.cli.storage_url import place_of
 from tests.backends import Backend
+from tests.constants import Constants
 from tests.inboxes import inbox_emptied
 from tests.servers.process import free_port
 
@@ -101,9 +102,9 @@ def test_the_bot_is_not_killed_in_memory(url: str) -> None:
 
 @pytest.mark.parametrize("url", ["memory://", None])
 def test_a_wrong_answer_is_printed_and_sets_the_exit_code(
-    url: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    url: str | None, constants: Constants, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(script, "SCRIPT", [("/register", "What is your name?"), *script.SCRIPT[1:]])
+    constants(demo_script=[("/register", "What is your name?"), *script.SCRIPT[1:]])
     assert script.play(url) == 1
     assert "An answer was not as expected." in capsys.readouterr().out
 

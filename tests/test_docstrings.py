@@ -16,6 +16,7 @@ import pytest
 
 from stepwell import configure
 from stepwell.codec import types
+from tests.constants import Constants
 from tests.test_reference import MODULES, REFERENCE, functions, public
 
 #: The indented block after a line that ends with two colons.
@@ -114,11 +115,13 @@ EXAMPLES = list(examples())
 
 
 @pytest.mark.parametrize("code", EXAMPLES)
-def test_the_example_of_a_docstring_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_of_a_docstring_runs(
+    code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, constants: Constants
+) -> None:
     monkeypatch.chdir(tmp_path)
     # The classes of other tests have no part in the example.
     owners = {key: cls for key, cls in types._OWNERS.items() if cls.__module__.startswith("stepwell.")}
-    monkeypatch.setattr(types, "_OWNERS", owners)
+    constants(value_owners=owners)
     names: dict[str, Any] = {"__name__": "__main__"}
     # Without the __future__ import of this file.
     exec(compile(GIVEN, "given", "exec", dont_inherit=True), names)

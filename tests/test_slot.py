@@ -29,6 +29,7 @@ from stepwell.slot.waiters import held_tokens
 from stepwell.storage import Apply, Claim, Claimed, Get, Guard, Release
 from stepwell.testing import FaultyStorage
 from tests.backends import Backend
+from tests.constants import Constants
 from tests.until import until, yields
 
 
@@ -187,10 +188,10 @@ async def test_waiting_for_another_process_ends_with_busy_or_when_its_lease_does
 
 
 async def test_a_long_wait_for_another_process_logs_the_key_the_holder_and_the_time_left_once(
-    storage: Storage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    storage: Storage, constants: Constants, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert lease.LONG_WAIT == 2
-    monkeypatch.setattr(lease, "LONG_WAIT", 0.02)
+    constants(long_wait=0.02)
     address = storage.address("bot", (42, 7))
     assert isinstance(await storage.perform(Claim(address, "another", 30)), Claimed)
 
@@ -210,9 +211,9 @@ async def test_a_long_wait_for_another_process_logs_the_key_the_holder_and_the_t
 
 
 async def test_waiters_of_one_process_log_no_wait_for_each_other(
-    storage: Storage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    storage: Storage, constants: Constants, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(lease, "LONG_WAIT", 0.0)
+    constants(long_wait=0.0)
     async with asyncio.TaskGroup() as tasks:
         for _ in range(3):
             tasks.create_task(_hold_for_a_moment(storage))

@@ -26,7 +26,6 @@ from stepwell.adapters.aiogram import (
     fsm_state,
     setup,
 )
-from stepwell.adapters.framework import sending
 from stepwell.errors import (
     BotApiError,
     ContextClosed,
@@ -44,6 +43,7 @@ from stepwell.testing import Clock
 from tests.adapters.aiogram_bots import Silent, feed, make_bot, message
 from tests.adapters.cancellation import cancel_at
 from tests.backends import Backend
+from tests.constants import Constants
 from tests.until import until
 
 
@@ -463,10 +463,9 @@ def refuse(session: Silent, refused: str, error: type[TelegramAPIError]) -> None
 
 
 async def test_an_answer_that_cannot_be_sent_raises_after_a_while_and_is_sent_with_the_next_delivery(
-    fsm: FSM, monkeypatch: pytest.MonkeyPatch
+    fsm: FSM, constants: Constants
 ) -> None:
-    monkeypatch.setattr(sending, "PATIENCE", 0.05)
-    monkeypatch.setattr(sending, "PAUSES", (0.01, 0.01))
+    constants(sending_patience=0.05, sending_pauses=(0.01, 0.01))
     dispatcher, (bot, session) = bot_of(fsm), make_bot()
     await feed(dispatcher, bot, message("/register"))
     await feed(dispatcher, bot, message("Alice"))

@@ -40,6 +40,7 @@ from stepwell.testing import Clock
 from tests.adapters.aiogram_bots import feed, make_bot, message
 from tests.adapters.cancellation import cancel_at
 from tests.backends import Backend
+from tests.constants import Constants
 from tests.until import until, yields
 
 KEY = StorageKey(bot_id=7, chat_id=42, user_id=42)
@@ -420,9 +421,9 @@ async def test_a_nested_lock_without_writes_is_released_at_its_own_end(storage: 
 
 @pytest.mark.every_backend
 async def test_tasks_of_one_update_write_to_each_others_records_without_a_deadlock(
-    storage: Storage, kept: StepwellStorage, monkeypatch: pytest.MonkeyPatch
+    storage: Storage, kept: StepwellStorage, constants: Constants
 ) -> None:
-    monkeypatch.setattr(claims, "SIBLING_WAIT", 600)
+    constants(sibling_wait=600)
     isolation = StepwellIsolation(storage)
     one, two = (StorageKey(bot_id=7, chat_id=42, user_id=42, destiny=name) for name in ("one", "two"))
     both = asyncio.Barrier(2)
@@ -443,9 +444,9 @@ async def test_tasks_of_one_update_write_to_each_others_records_without_a_deadlo
 
 @pytest.mark.every_backend
 async def test_a_task_with_its_own_lock_writes_to_the_records_of_the_caller_that_awaits_it(
-    storage: Storage, kept: StepwellStorage, monkeypatch: pytest.MonkeyPatch
+    storage: Storage, kept: StepwellStorage, constants: Constants
 ) -> None:
-    monkeypatch.setattr(claims, "SIBLING_WAIT", 600)
+    constants(sibling_wait=600)
     isolation = StepwellIsolation(storage)
     one, two = (StorageKey(bot_id=7, chat_id=42, user_id=42, destiny=name) for name in ("one", "two"))
 
@@ -484,9 +485,9 @@ async def test_a_task_waits_for_a_lock_that_its_handler_holds(storage: Storage, 
 
 @pytest.mark.every_backend
 async def test_two_handlers_that_need_each_others_records_do_not_deadlock(
-    storage: Storage, kept: StepwellStorage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    storage: Storage, kept: StepwellStorage, constants: Constants, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(claims, "SIBLING_WAIT", 0.1)
+    constants(sibling_wait=0.1)
     isolation = StepwellIsolation(storage)
     one, two = (StorageKey(bot_id=7, chat_id=42, user_id=42, destiny=name) for name in ("one", "two"))
     both = asyncio.Barrier(2)
@@ -507,9 +508,9 @@ async def test_two_handlers_that_need_each_others_records_do_not_deadlock(
 
 @pytest.mark.every_backend
 async def test_a_handler_waits_once_for_a_record_that_stays_held_elsewhere(
-    storage: Storage, kept: StepwellStorage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    storage: Storage, kept: StepwellStorage, constants: Constants, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(claims, "SIBLING_WAIT", 0.5)
+    constants(sibling_wait=0.5)
     isolation = StepwellIsolation(storage)
     stack = StorageKey(bot_id=7, chat_id=42, user_id=42, destiny="stack")
     held, over = asyncio.Event(), asyncio.Event()

@@ -19,6 +19,7 @@ from stepwell.nodes.engine import QueuedRun, RunTasks
 from stepwell.nodes.run import journal, lease
 from stepwell.record import RUNS
 from stepwell.storage import MemoryStorage
+from tests.constants import Constants
 from tests.servers.process import Process, free_port
 from tests.servers.redis import RedisServer
 from tests.until import until
@@ -104,8 +105,8 @@ class Sent:
         return outcomes
 
 
-async def test_runs_with_a_long_node_cause_no_endless_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "WATCH", 0.0)
+async def test_runs_with_a_long_node_cause_no_endless_tasks(constants: Constants) -> None:
+    constants(watch=0.0)
     opened = asyncio.Event()
 
     class Long(Node):
@@ -164,11 +165,10 @@ async def found(folder: Path, pattern: str, count: int) -> list[list[str]]:
 
 
 async def test_celery_workers_run_submitted_runs_and_one_of_them_is_killed(
-    tmp_path: Path, start: Callable[..., Process], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, start: Callable[..., Process], constants: Constants
 ) -> None:
     # The module sets them for its workers. They must not stay in this process.
-    monkeypatch.setattr(lease, "LEASE", lease.LEASE)
-    monkeypatch.setattr(journal, "WATCH", journal.WATCH)
+    constants(lease=lease.LEASE, watch=journal.WATCH)
     worker = ["worker", "--concurrency", "1", "--without-gossip", "--without-mingle", "--without-heartbeat"]
     workers = [start(*worker, "--hostname", f"{name}@test") for name in "ab"]
     start("beat", "--schedule", str(tmp_path / "beat"), "--pidfile=")

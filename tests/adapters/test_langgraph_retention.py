@@ -10,13 +10,14 @@ import pytest
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import END, START, StateGraph
 
-from stepwell.adapters.langgraph import StepwellSaver, threads
+from stepwell.adapters.langgraph import StepwellSaver
 from stepwell.adapters.langgraph.names import VALUE, WRITES
 from stepwell.adapters.langgraph.ownership import ThreadWriter
 from stepwell.adapters.langgraph.threads import Thread
 from stepwell.errors import InvalidOption
 from tests.adapters.test_langgraph_saver import THREAD, Chat, Numbers
 from tests.backends import Backend
+from tests.constants import Constants
 
 
 def adding(saver: BaseCheckpointSaver[Any]) -> Any:
@@ -89,11 +90,11 @@ async def test_a_copy_of_a_thread_that_changes_meanwhile_is_whole(
 
 
 async def test_a_reader_finds_all_checkpoints_of_a_large_copy_or_none(
-    backend: Backend, monkeypatch: pytest.MonkeyPatch
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, constants: Constants
 ) -> None:
     saver = StepwellSaver(backend.storage())
     await four_turns(saver)
-    monkeypatch.setattr(threads, "_COPY_BYTES", 100)
+    constants(threads_copy_bytes=100)
     write, seen = ThreadWriter.write, []
 
     async def observed(self: ThreadWriter, *args: Any, **options: Any) -> None:

@@ -21,6 +21,7 @@ from stepwell.adapters.langgraph import StaleWriter, StepwellSaver
 from stepwell.errors import InsideLoop, InvalidOption, LeaseLost
 from stepwell.storage.sealed import new_key
 from tests.backends import Backend
+from tests.constants import Constants
 
 THREAD: RunnableConfig = {"configurable": {"thread_id": "ann"}}
 
@@ -180,13 +181,13 @@ async def test_pruning_keeps_what_delta_channels_are_computed_from(backend: Back
     assert (await compiled(saver).aget_state(THREAD)).values["numbers"] == [*expected["numbers"], 9, 9]
 
 
-async def test_writes_of_delta_channels_do_not_linger(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_writes_of_delta_channels_do_not_linger(constants: Constants) -> None:
     builder = StateGraph(Numbers)
     builder.add_node("add", lambda state: {"numbers": [len(state["numbers"])]})
     builder.add_edge(START, "add")
     graph = builder.compile(checkpointer=StepwellSaver("memory://"))
     await graph.ainvoke({"numbers": [0]}, THREAD)
-    monkeypatch.setattr("stepwell.adapters.langgraph.ownership._LINGER", 3600)
+    constants(langgraph_linger=3600)
     # LangGraph awaits these writes before it stores the next checkpoint.
     await asyncio.wait_for(graph.ainvoke({"numbers": [0]}, THREAD), 30)
 

@@ -20,6 +20,7 @@ from stepwell.errors import StorageClosed
 from stepwell.fsm import FSM, Flow, Router, state, text
 from stepwell.nodes import BatchNode, Node, linear
 from stepwell.testing import Chat, Clock
+from tests.constants import Constants
 
 SECRET = "a text of the user"
 
@@ -114,9 +115,9 @@ async def test_an_update_a_duplicate_an_error_and_a_timer(telemetry: Telemetry) 
 
 
 async def test_attempts_of_an_update_are_counted_apart_from_its_failure(
-    telemetry: Telemetry, monkeypatch: pytest.MonkeyPatch
+    telemetry: Telemetry, constants: Constants
 ) -> None:
-    monkeypatch.setattr("stepwell.fsm.router.FIRST_PAUSE", 0.001)
+    constants(router_pause=0.001)
     router = Router(FSM("desk", storage=MemoryStorage(), flows=[]))
     raised = []
 

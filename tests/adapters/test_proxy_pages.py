@@ -19,6 +19,7 @@ from stepwell.adapters.framework import sending
 from stepwell.adapters.framework.sending import sender
 from stepwell.adapters.ptb import calls as ptb_calls
 from stepwell.adapters.telebot import calls as telebot_calls
+from tests.constants import Constants
 from tests.reliability.dose import dose
 from tests.reliability.raw_telegram import PAGES, RawTelegram
 
@@ -54,10 +55,8 @@ Framework = Callable[[str], AbstractAsyncContextManager[sending.MakeCall]]
 
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize("framework", [by_aiogram, by_ptb, by_telebot])
-async def test_calls_that_a_proxy_answers_are_made_again(
-    framework: Framework, page: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sending, "PAUSES", (0.001, 0.002))
+async def test_calls_that_a_proxy_answers_are_made_again(framework: Framework, page: str, constants: Constants) -> None:
+    constants(sending_pauses=(0.001, 0.002))
     messages = dose("PROXY_CALLS", 3, 500)
     async with RawTelegram() as telegram, framework(telegram.url) as send:
         for number in range(messages):

@@ -23,13 +23,13 @@ from telegram.ext import (
 from stepwell import Storage
 from stepwell.adapters.ptb import ConversationHandler, StepwellPersistence
 from stepwell.codec import encode_key
-from stepwell.dispatch import polling
 from stepwell.errors import EncodeError, InvalidOption
 from stepwell.slot import Slot
 from stepwell.testing import Clock
 from tests.adapters.cancellation import cancel_at
 from tests.adapters.ptb_bots import builder, calls_of, make_app, message
 from tests.backends import Backend
+from tests.constants import Constants
 from tests.until import until
 
 NAME, EMAIL = range(2)
@@ -354,9 +354,9 @@ async def test_a_timeout_ends_the_conversation_in_this_process(storage: Storage)
 
 @pytest.mark.parametrize("killed", [True, False], ids=["after a kill", "while both run"])
 async def test_another_worker_ends_the_conversation(
-    backend: Backend, clock: Clock, killed: bool, monkeypatch: pytest.MonkeyPatch
+    backend: Backend, clock: Clock, killed: bool, constants: Constants
 ) -> None:
-    monkeypatch.setattr(polling, "TICK", 0.02)
+    constants(tick=0.02)
     storage = backend.storage(clock=clock)
     ended: asyncio.Queue[str] = asyncio.Queue()
 

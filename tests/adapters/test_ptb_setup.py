@@ -35,6 +35,7 @@ from stepwell.fsm import FSM, Context, Flow, state
 from stepwell.testing import Clock
 from tests.adapters.ptb_bots import builder, calls_of, make_app, message
 from tests.backends import Backend
+from tests.constants import Constants
 from tests.until import until
 
 TEXT = filters.TEXT & ~filters.COMMAND
@@ -393,7 +394,7 @@ async def test_a_group_that_becomes_a_supergroup_keeps_its_state(fsm: FSM, stora
 
 
 async def test_an_update_waits_for_an_unavailable_storage(
-    fsm: FSM, storage: Storage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    fsm: FSM, storage: Storage, monkeypatch: pytest.MonkeyPatch, constants: Constants, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with app_of(fsm) as application:
         perform, failures = storage.perform, iter(range(2))
@@ -403,7 +404,7 @@ async def test_an_update_waits_for_an_unavailable_storage(
                 raise StorageUnavailable("away")
             return perform(operation)
 
-        monkeypatch.setattr("stepwell.adapters.framework.retry.FIRST_DELAY", 0.01)
+        constants(retry_delay=0.01)
         monkeypatch.setattr(storage, "perform", failing)
         await say(application, "/register")
         monkeypatch.undo()

@@ -20,6 +20,7 @@ from stepwell.adapters.framework.sending import PauseOf, make_call, sender
 from stepwell.adapters.ptb import calls as ptb_calls
 from stepwell.adapters.telebot import calls as telebot_calls
 from stepwell.errors import BotApiError, BotUnavailable
+from tests.constants import Constants
 
 CALL = {"method": "sendMessage", "chat_id": 1, "text": "hello"}
 TOKEN = "7:secret"
@@ -53,8 +54,8 @@ class Telegram:
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sending, "PAUSES", (0.001, 0.002))
+def quick(constants: Constants) -> None:
+    constants(sending_pauses=(0.001, 0.002))
 
 
 async def test_a_call_is_retried_while_telegram_is_unavailable(quick: None, caplog: pytest.LogCaptureFixture) -> None:
@@ -79,8 +80,8 @@ async def test_a_call_is_not_retried_if_its_pause_exceeds_the_patience(quick: No
     assert server.attempts == 1
 
 
-async def test_timers_get_our_errors_without_the_token(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sending, "PATIENCE", 0.0)
+async def test_timers_get_our_errors_without_the_token(quick: None, constants: Constants) -> None:
+    constants(sending_patience=0.0)
     server = Telegram(Away(TOKEN), Refused("Bad Request: chat not found"))
     send = sender(server.make, pause_of)
     with pytest.raises(BotUnavailable, match="sendMessage was not accepted: Away; try it again later") as away:

@@ -26,6 +26,7 @@ from tests.backends import Backend
 from tests.backends.postgres import Postgres
 from tests.backends.redis import Redis, RedisCluster
 from tests.cli.conftest import Command, Done, fill
+from tests.constants import Constants
 from tests.servers import pgbouncer
 from tests.servers.postgres import PostgresServer, shared
 from tests.until import until
@@ -134,10 +135,10 @@ async def test_records_of_an_earlier_revision_are_to_be_migrated(
 
 
 async def test_processes_that_run_are_counted(
-    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch, constants: Constants
 ) -> None:
     monkeypatch.setenv("STEPWELL_STORAGE", url := f"sqlite:///{tmp_path}/a.db")
-    monkeypatch.setattr("stepwell.storage.presence.FIRST", 0.0)
+    constants(presence_first=0.0)
     async with open_storage(url, clock=lambda: time.time() - 3600) as storage:
         await fill(storage)
     async with open_storage(url) as storage, FSM("shop", storage=storage, flows=[], run_timers=False):

@@ -18,6 +18,7 @@ from stepwell.errors import StorageUnavailable
 from stepwell.nodes import Node, NodeFlow, Parked, Wait, step
 from tests.backends import Backend
 from tests.cli.conftest import Command
+from tests.constants import Constants
 
 #: Interrupts the command after its first page of one record.
 INTERRUPTED = """
@@ -61,11 +62,11 @@ async def test_ctrl_c_ends_a_search_with_what_was_found_and_exit_code_130(tmp_pa
 
 
 async def test_a_search_that_fails_shows_what_it_has_found(
-    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch, constants: Constants
 ) -> None:
     url = f"sqlite:///{tmp_path}/a.db"
     await fill(url, 4)
-    monkeypatch.setattr("stepwell.operate.search.PAGE", 1)
+    constants(search_page=1)
     look = search.Search.look
 
     def failing(self: search.Search, looked: int) -> None:
@@ -122,9 +123,9 @@ async def test_a_terminal_shows_the_progress_of_a_search(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("hold", [0.0, 60.0])
 async def test_the_rows_of_a_list_are_below_their_headers(
-    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch, hold: float
+    tmp_path: Path, command: Command, constants: Constants, hold: float
 ) -> None:
-    monkeypatch.setattr(search, "HOLD", hold)
+    constants(search_hold=hold)
     url = f"sqlite:///{tmp_path}/a.db"
     async with open_storage(url) as storage:
         flow = NodeFlow(Ask("ask"), name="f", storage=storage)

@@ -17,6 +17,7 @@ from stepwell.errors import EncodeError, StoredDataError
 from stepwell.record import Limits
 from stepwell.testing.contract.values import same
 from tests.codec.test_values import EVERYTHING, cpu_time
+from tests.constants import Constants
 from tests.reliability.dose import dose
 
 TEXTS = st.text(alphabet='[]{},:"\\aü\n', max_size=60)
@@ -28,9 +29,8 @@ TREES = st.recursive(
 
 
 @pytest.fixture(autouse=True)
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "PIECE", 16)
-    monkeypatch.setattr(pieces, "_FEW", 3)
+def small_pieces(constants: Constants) -> None:
+    constants(piece_bytes=16, few_pieces=3)
 
 
 @settings(max_examples=dose("TREES", 60, 2000))

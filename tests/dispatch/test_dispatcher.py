@@ -11,7 +11,6 @@ import pytest
 
 from stepwell import MemoryStorage, Storage
 from stepwell.dispatch import WAKE, QueueSource, TaskLimit, TimerSource, dispatcher_of, polling, serve_timers
-from stepwell.dispatch import timers as due_timers
 from stepwell.errors import Conflict, CorruptRecord, StorageUnavailable
 from stepwell.record import Address, Change, Queue
 from stepwell.slot import Slot
@@ -19,6 +18,7 @@ from stepwell.storage import Apply
 from stepwell.storage.transport import outage
 from stepwell.testing import Clock
 from tests.backends import Backend
+from tests.constants import Constants
 
 BOT = "bot"
 
@@ -164,8 +164,8 @@ async def test_a_record_is_served_by_one_task_at_a_time(clock: Clock) -> None:
         assert most == 2
 
 
-async def test_records_that_nobody_owns_do_not_hide_others(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(due_timers, "PAGE", 3)
+async def test_records_that_nobody_owns_do_not_hide_others(clock: Clock, constants: Constants) -> None:
+    constants(timers_a_page=3)
     rung: list[str] = []
 
     async def ring(slot: Slot) -> bool:
@@ -186,8 +186,8 @@ async def test_records_that_nobody_owns_do_not_hide_others(clock: Clock, monkeyp
         assert len(rung) == 1
 
 
-async def test_the_number_of_remembered_pauses_is_bounded(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(polling, "MOST_PAUSES", 5)
+async def test_the_number_of_remembered_pauses_is_bounded(clock: Clock, constants: Constants) -> None:
+    constants(polling_most_pauses=5)
     refused = 0
 
     async def ring(slot: Slot) -> bool:
@@ -230,9 +230,9 @@ async def test_a_skipped_record_takes_the_place_of_no_other(clock: Clock) -> Non
 
 
 async def test_every_error_is_logged_and_polling_continues(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    clock: Clock, constants: Constants, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(polling, "TICK", 0.001)
+    constants(tick=0.001)
     rung = asyncio.Event()
     failures = [
         ZeroDivisionError("of the backend"),
@@ -263,9 +263,8 @@ async def test_every_error_is_logged_and_polling_continues(
             assert each in caplog.text
 
 
-async def test_a_read_that_always_fails_stops_no_other_source(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(polling, "TICK", 0.001)
-    monkeypatch.setattr(polling, "LONGEST_TICK", 0.01)
+async def test_a_read_that_always_fails_stops_no_other_source(clock: Clock, constants: Constants) -> None:
+    constants(tick=0.001, longest_tick=0.01)
 
     class Failing(MemoryStorage):
         async def due_in(self, *args: Any, **options: Any) -> Any:
@@ -298,10 +297,9 @@ async def test_a_read_that_always_fails_stops_no_other_source(clock: Clock, monk
 
 
 async def test_polling_is_retried_after_unexpected_errors_at_growing_intervals(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    clock: Clock, constants: Constants, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(polling, "TICK", 0.001)
-    monkeypatch.setattr(polling, "LONGEST_TICK", 0.02)
+    constants(tick=0.001, longest_tick=0.02)
     failures = 9
 
     class Failing(MemoryStorage):
@@ -321,10 +319,8 @@ async def test_polling_is_retried_after_unexpected_errors_at_growing_intervals(
     assert all(record.exc_info for record in caplog.records)
 
 
-async def test_stopping_one_source_cancels_its_tasks_and_the_others_go_on(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(polling, "TICK", 0.001)
+async def test_stopping_one_source_cancels_its_tasks_and_the_others_go_on(clock: Clock, constants: Constants) -> None:
+    constants(tick=0.001)
     begun = cancelled = 0
 
     async def ring(slot: Slot) -> None:
@@ -352,8 +348,8 @@ async def test_stopping_one_source_cancels_its_tasks_and_the_others_go_on(
     assert [task for task in asyncio.all_tasks() if task.get_name().startswith("stepwell-dispatcher")] == []
 
 
-async def test_a_source_can_be_stopped_while_it_is_read(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(due_timers, "PAGE", 1)
+async def test_a_source_can_be_stopped_while_it_is_read(clock: Clock, constants: Constants) -> None:
+    constants(timers_a_page=1)
     reading, go = asyncio.Event(), asyncio.Event()
 
     class Slow(MemoryStorage):
@@ -407,11 +403,9 @@ def test_a_source_can_be_started_again_in_another_event_loop(clock: Clock) -> No
 
 
 async def test_an_unavailable_storage_is_logged_at_growing_intervals_and_once_it_is_back(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, constants: Constants, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(polling, "TICK", 0.001)
-    monkeypatch.setattr(outage, "WARN_EVERY", (0.05, 0.1))
-    monkeypatch.setattr(outage, "CALM", 0.05)
+    constants(tick=0.001, outage_warn_every=(0.05, 0.1), outage_calm=0.05)
     # The clock of the log advances with each look, so that the number of warnings does not depend on the machine.
     looks, now = 0, 0.0
     monkeypatch.setattr(outage, "monotonic", lambda: now)
@@ -452,9 +446,9 @@ class Counted(QueueSource):
 
 @pytest.mark.parametrize("count", [2, 12])
 async def test_an_idle_process_reads_the_same_whatever_the_number_of_its_sources(
-    backend: Backend, monkeypatch: pytest.MonkeyPatch, count: int
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, constants: Constants, count: int
 ) -> None:
-    monkeypatch.setattr(polling, "TICK", 0.02)
+    constants(tick=0.02)
     storage, served = backend.storage(), Counter[str]()
     await storage.open()
     calls: Counter[str] = Counter()

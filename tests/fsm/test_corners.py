@@ -12,9 +12,9 @@ import pytest
 from stepwell import State, Storage
 from stepwell.errors import InvalidOption, StorageUnavailable
 from stepwell.fsm import FSM, Context, DuplicateUpdate, Flow, Router, command, keys, state
-from stepwell.fsm.timers import outbox
 from stepwell.testing import Clock, FaultyStorage
 from tests.backends import Backend
+from tests.constants import Constants
 from tests.fsm.conftest import Form, Make, Open, message
 from tests.until import until
 
@@ -182,11 +182,9 @@ async def test_timers_of_a_renamed_state_fire_after_the_deploy(storage: Storage,
     assert await storage.get_state("bot", 1) == State("timed", "late", {"migrated": True})
 
 
-async def test_a_slow_timer_and_a_failing_timer_do_not_delay_others(
-    backend: Backend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_slow_timer_and_a_failing_timer_do_not_delay_others(backend: Backend, constants: Constants) -> None:
     # The machine waits so long for the slow timer before it cancels it.
-    monkeypatch.setattr(outbox, "STOP_TIMEOUT", 0.5)
+    constants(outbox_stop_timeout=0.5)
     released = asyncio.Event()
 
     async def on_timeout(ctx: Context) -> None:

@@ -14,6 +14,7 @@ from stepwell import MemoryStorage
 from stepwell.errors import InvalidOption, LeaseLost, StorageUnavailable
 from stepwell.fsm import FSM, Context, Flow, HandlerFailed, Router, command, state, text
 from tests.backends import Backend
+from tests.constants import Constants
 from tests.until import until
 
 
@@ -188,8 +189,8 @@ async def test_without_an_error_handler_the_error_is_raised_and_nothing_is_remem
     assert len(runs) == 2
 
 
-async def test_a_handler_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepwell.fsm.router.FIRST_PAUSE", 0.001)
+async def test_a_handler_is_tried_again(constants: Constants) -> None:
+    constants(router_pause=0.001)
     router = make_router(MemoryStorage())
     seen: list[Any] = []
     failures: list[Any] = []
@@ -212,10 +213,8 @@ async def test_a_handler_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("answered", [True, False])
-async def test_an_update_is_counted_as_failed_once_and_its_attempts_apart(
-    monkeypatch: pytest.MonkeyPatch, answered: bool
-) -> None:
-    monkeypatch.setattr("stepwell.fsm.router.FIRST_PAUSE", 0.001)
+async def test_an_update_is_counted_as_failed_once_and_its_attempts_apart(constants: Constants, answered: bool) -> None:
+    constants(router_pause=0.001)
     router = make_router(MemoryStorage())
     fsm = router.fsm
     assert fsm is not None

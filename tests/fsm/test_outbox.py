@@ -10,11 +10,11 @@ import pytest
 from stepwell import MemoryStorage, Storage
 from stepwell.errors import BotApiError, BotUnavailable, StepwellError
 from stepwell.fsm import FSM, Context, Flow, Router, command, state
-from stepwell.fsm.timers import outbox
 from stepwell.storage.operations import Get
 from stepwell.telegram import InputFile
 from stepwell.testing import Clock
 from tests.backends import Backend
+from tests.constants import Constants
 from tests.until import until
 
 KEY = (42, 42)
@@ -307,9 +307,9 @@ async def test_a_file_is_the_same_in_the_second_attempt(clock: Clock, backend: B
 
 
 async def test_only_the_call_that_fails_is_dropped_after_the_last_attempt(
-    clock: Clock, backend: Backend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    clock: Clock, backend: Backend, constants: Constants, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(outbox, "MOST_ATTEMPTS", 2)
+    constants(outbox_most_attempts=2)
     storage, telegram = backend.storage(clock=clock), Telegram()
     fsm = make_fsm(storage, telegram)
     await begin(fsm)
@@ -406,9 +406,9 @@ async def answer(fsm: FSM) -> None:
 
 @pytest.mark.every_backend
 async def test_answers_that_are_not_sent_before_a_stop_are_sent_after_the_next_start(
-    clock: Clock, backend: Backend, monkeypatch: pytest.MonkeyPatch
+    clock: Clock, backend: Backend, constants: Constants
 ) -> None:
-    monkeypatch.setattr(outbox, "STOP_TIMEOUT", 0.01)
+    constants(outbox_stop_timeout=0.01)
     storage, slow, telegram = backend.storage(clock=clock), SlowTelegram(), Telegram()
     await storage.open()
     async with make_fsm(storage, slow) as fsm:

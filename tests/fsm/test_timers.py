@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from stepwell import State, Storage
-from stepwell.dispatch import timers as due_timers
 from stepwell.errors import StorageUnavailable, Unsupported
 from stepwell.fsm import FSM, Context, Flow, Router, command, keys, state
 from stepwell.fsm.timers.owners import Timers
 from stepwell.fsm.update import Update
 from stepwell.testing import Clock, FaultyStorage
 from tests.backends import Backend
+from tests.constants import Constants
 from tests.fsm.conftest import message
 from tests.until import until
 
@@ -254,7 +254,7 @@ async def test_a_timeout_that_fails_does_not_block_the_conversation(
 
 
 async def test_a_timer_that_cannot_be_fired_does_not_starve_others(
-    storage: Storage, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    storage: Storage, clock: Clock, constants: Constants
 ) -> None:
     class Gone(Flow, name="gone"):
         here = state(timeout=1, on_timeout="here")
@@ -266,7 +266,7 @@ async def test_a_timer_that_cannot_be_fired_does_not_starve_others(
             ctx.start_flow(Gone)
     await enter(both, user=100)
     clock.advance(61)
-    monkeypatch.setattr(due_timers, "PAGE", 3)
+    constants(timers_a_page=3)
     fsm = FSM("bot", storage=storage, flows=[Slow], run_timers=False)
     async with both.conversation(message(user=7, chat=7)) as ctx:
         assert ctx.state == "here"

@@ -9,7 +9,7 @@ import pytest
 from playwright.async_api import expect
 
 from stepwell.fsm import FSM
-from stepwell.inspector import views
+from tests.constants import Constants
 from tests.inspector import shop
 from tests.inspector.visit import PLACES
 
@@ -52,12 +52,9 @@ async def test_an_operator_finds_what_is_stuck_and_why_a_run_failed(visits: Any)
     await expect(visit.page.get_by_role("link", name="(43,43)")).to_be_visible()
 
 
-async def test_a_search_shows_hits_as_it_finds_them_and_can_be_stopped(
-    visits: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_search_shows_hits_as_it_finds_them_and_can_be_stopped(visits: Any, constants: Constants) -> None:
     visit = await visits()
-    monkeypatch.setattr(views, "LOOKED", 1)
-    monkeypatch.setattr("stepwell.operate.search.PAGE", 1)
+    constants(views_looked=1, search_page=1)
     held = asyncio.Event()
 
     async def hold(route: Any) -> None:

@@ -23,6 +23,7 @@ from stepwell.operate.records import Count
 from stepwell.operate.run_list import RunCount
 from stepwell.operate.runs import show_run
 from stepwell.storage import Storage
+from tests.constants import Constants
 from tests.inspector.conftest import Browser, app_of
 
 
@@ -80,9 +81,9 @@ async def test_conversations_are_filtered(storage: Storage, browse: Browser) -> 
         assert (params, sorted(row["key"] for row in found["rows"])) == (params, keys)
 
 
-async def test_lists_have_pages(storage: Storage, browse: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lists_have_pages(storage: Storage, browse: Browser, constants: Constants) -> None:
     client = await browse(app_of(storage))
-    monkeypatch.setattr(views, "PAGE", 2)
+    constants(views_page=2)
     for name, row_id, params in (("records", "key", {"bot": "shop"}), ("runs", "flow_id", {})):
         first = await get(client, name, **params)
         assert len(first["rows"]) == 2
@@ -97,11 +98,9 @@ async def test_a_list_of_runs_begins_anew_if_its_last_run_is_gone(storage: Stora
     assert (answer.status_code, "start from its beginning" in answer.json()["error"]) == (400, True)
 
 
-async def test_a_search_ends_after_a_number_of_records(
-    storage: Storage, browse: Browser, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_search_ends_after_a_number_of_records(storage: Storage, browse: Browser, constants: Constants) -> None:
     client = await browse(app_of(storage))
-    monkeypatch.setattr(views, "LOOKED", 1)
+    constants(views_looked=1)
     for name in ("records", "runs"):
         found = await get(client, name, older="3600")
         assert (found["rows"], found["complete"]) == ([], False)
@@ -110,11 +109,11 @@ async def test_a_search_ends_after_a_number_of_records(
 
 @pytest.mark.parametrize("limit", ["LOOKED", "SECONDS"])
 async def test_a_search_by_a_field_continues_where_it_ended(
-    storage: Storage, browse: Browser, monkeypatch: pytest.MonkeyPatch, limit: str
+    storage: Storage, browse: Browser, monkeypatch: pytest.MonkeyPatch, constants: Constants, limit: str
 ) -> None:
     client = await browse(app_of(storage))
     monkeypatch.setattr(views, limit, {"LOOKED": 1, "SECONDS": 0}[limit])
-    monkeypatch.setattr("stepwell.operate.search.PAGE", 1)
+    constants(search_page=1)
     keys, looked, after = [], 0, {}
     for _ in range(4):
         found = await get(client, "records", bot="shop", field="name=Bob", **after)
@@ -128,12 +127,11 @@ async def test_a_search_by_a_field_continues_where_it_ended(
 
 
 async def test_runs_are_searched_by_a_shared_field_in_parts(
-    storage: Storage, browse: Browser, monkeypatch: pytest.MonkeyPatch
+    storage: Storage, browse: Browser, constants: Constants
 ) -> None:
     client = await browse(app_of(storage))
     assert (await get(client, "runs", tag="parent:nobody"))["rows"] == []
-    monkeypatch.setattr(views, "LOOKED", 1)
-    monkeypatch.setattr("stepwell.operate.search.PAGE", 1)
+    constants(views_looked=1, search_page=1)
     ids, after = [], {}
     for _ in range(5):
         found = await get(client, "runs", field="order=pack-1", **after)
@@ -145,7 +143,7 @@ async def test_runs_are_searched_by_a_shared_field_in_parts(
 
 
 async def test_a_page_does_not_wait_for_counts_that_take_long(
-    storage: Storage, browse: Browser, monkeypatch: pytest.MonkeyPatch
+    storage: Storage, browse: Browser, monkeypatch: pytest.MonkeyPatch, constants: Constants
 ) -> None:
     ready = asyncio.Event()
 
@@ -154,7 +152,7 @@ async def test_a_page_does_not_wait_for_counts_that_take_long(
         return await all_counts(*arguments, **options)
 
     monkeypatch.setattr(subject, "all_counts", slow)
-    monkeypatch.setattr(reading, "PROMPT", 0.01)
+    constants(reading_prompt=0.01)
     app = app_of(storage)
     client = await browse(app)
     found = await get(client, "overview")
@@ -171,7 +169,7 @@ async def test_a_page_does_not_wait_for_counts_that_take_long(
 
 
 async def test_the_overview_reads_timers_while_it_waits_for_counts(
-    storage: Storage, browse: Browser, monkeypatch: pytest.MonkeyPatch
+    storage: Storage, browse: Browser, monkeypatch: pytest.MonkeyPatch, constants: Constants
 ) -> None:
     due, asked = storage.due, asyncio.Event()
 
@@ -185,7 +183,7 @@ async def test_the_overview_reads_timers_while_it_waits_for_counts(
 
     monkeypatch.setattr(storage, "due", reads_timers)
     monkeypatch.setattr(subject, "all_counts", counts_after_timers)
-    monkeypatch.setattr(reading, "PROMPT", 60)
+    constants(reading_prompt=60)
     client = await browse(app_of(storage))
     async with asyncio.timeout(30):
         assert (await get(client, "overview"))["states"] is not None
@@ -368,9 +366,7 @@ async def test_a_run_is_shown_with_errors_waits_progress_and_queue(storage: Stor
     assert abs(each["started_at"] - batch["started_at"]) < 60
 
 
-async def test_the_runs_at_each_node_are_counted(
-    storage: Storage, browse: Browser, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_runs_at_each_node_are_counted(storage: Storage, browse: Browser, constants: Constants) -> None:
     client = await browse(app_of(storage))
     while (found := await get(client, "flow_counts"))["nodes"] is None or found["states"] is None:
         pass
@@ -383,7 +379,7 @@ async def test_the_runs_at_each_node_are_counted(
     for node, ids in (("Pack", ["pack-1"]), ("Pac", [])):
         rows = (await get(client, "runs", flow="packing", node=node))["rows"]
         assert [row["flow_id"] for row in rows] == ids
-    monkeypatch.setattr(subject, "COUNTED_AT_NODES", 1)
+    constants(counted_at_nodes=1)
     client = await browse(app_of(storage))
     while (found := await get(client, "flow_counts"))["nodes"] is None:
         pass

@@ -14,9 +14,9 @@ import pytest
 from stepwell import Log, MemoryStorage, Storage, sync
 from stepwell.errors import TooLarge
 from stepwell.fsm import FSM, Context, Router, command, text
-from stepwell.log import tail
 from stepwell.testing import Chat
 from tests.backends import Backend
+from tests.constants import Constants
 from tests.fsm.conftest import message
 
 ROOT = Path(__file__).parents[2]
@@ -130,9 +130,9 @@ async def test_a_process_killed_between_its_append_and_its_commit_appends_once(s
 
 
 async def test_attempts_and_the_error_handler_of_an_update_append_nothing_twice(
-    monkeypatch: pytest.MonkeyPatch,
+    constants: Constants,
 ) -> None:
-    monkeypatch.setattr("stepwell.fsm.router.FIRST_PAUSE", 0.001)
+    constants(router_pause=0.001)
     storage = MemoryStorage()
     router = Router(FSM("bot", storage=storage, flows=[]))
 
@@ -210,8 +210,8 @@ async def test_appends_outside_of_updates_and_of_tasks_that_go_on_are_all_made()
     assert sorted(await entries(storage)) == ["later"] * 4 + ["now"] * 4
 
 
-async def test_the_marks_of_updates_are_bounded_and_take_nothing_of_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tail, "MOST_MARKS", 3)
+async def test_the_marks_of_updates_are_bounded_and_take_nothing_of_the_limit(constants: Constants) -> None:
+    constants(most_marks=3)
     storage = MemoryStorage()
     fsm = FSM("bot", storage=storage, flows=[])
     log = log_of(storage, limit=1000)

@@ -10,8 +10,8 @@ import pytest
 
 from stepwell import Storage
 from stepwell.nodes import BatchNode, NodeFlow, Wait, linear, parallel, step, worker
-from stepwell.nodes.run import journal as journal_module
 from tests.backends import Backend
+from tests.constants import Constants
 from tests.nodes.test_durable import Boom
 from tests.nodes.test_mail import finished
 from tests.nodes.test_wait import parked
@@ -71,8 +71,8 @@ async def test_items_that_wait_do_not_fail_the_batch(storage: Storage, options: 
     assert await flow.resume("r") == {"results": [0, "one", 2, "three"]}
 
 
-async def test_a_worker_continues_a_batch_whose_items_wait(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_module, "RECHECKS", (0.05, 0.1))
+async def test_a_worker_continues_a_batch_whose_items_wait(storage: Storage, constants: Constants) -> None:
+    constants(rechecks=(0.05, 0.1))
     flow, inner = reviews(storage, [])
     async with worker([flow, inner]):
         await flow.submit(flow_id="r")

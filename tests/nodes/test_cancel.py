@@ -20,12 +20,13 @@ from stepwell.errors import (
     UnknownRun,
 )
 from stepwell.nodes import BatchNode, Event, Node, NodeFlow, RunHandle, Sleep, Wait, linear, parallel, step, worker
-from stepwell.nodes.run import lease, mail
+from stepwell.nodes.run import mail
 from stepwell.nodes.run.journal import Journal
 from stepwell.record import DAY, RUNS
 from stepwell.storage import Apply, Claim, Release
 from stepwell.testing import Clock
 from tests.backends import Backend
+from tests.constants import Constants
 from tests.nodes.test_durable import Boom, Say
 from tests.nodes.test_mail import Gate, HeldPark, one_wait, parts_of
 from tests.nodes.test_wait import parked
@@ -250,11 +251,11 @@ async def test_a_node_may_cancel_its_own_run(storage: Storage) -> None:
 
 
 async def test_a_runner_elsewhere_is_interrupted_by_its_next_renewal(
-    storage: Storage, monkeypatch: pytest.MonkeyPatch
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, constants: Constants
 ) -> None:
     # Without a notice within the process, as between two machines.
     monkeypatch.setattr(mail, "wake", lambda key, topic: None)
-    monkeypatch.setattr(lease, "LEASE", 0.6)
+    constants(lease=0.6)
     gate = Gate()
     flow = linear(gate, storage=storage)
     running = await begun(flow, gate)

@@ -21,12 +21,12 @@ from stepwell.errors import (
     UsageError,
 )
 from stepwell.nodes import BatchNode, Node, NodeFlow, Sleep, StoredRun, Wait, linear, parallel, step, worker
-from stepwell.nodes.batch import durable
 from stepwell.nodes.deploy.migration import Migrate
 from stepwell.nodes.run import loaded
 from stepwell.record import RUNS
 from stepwell.storage import Get
 from tests.backends import Backend
+from tests.constants import Constants
 from tests.nodes.test_durable import Boom, Say
 from tests.until import until
 
@@ -202,7 +202,7 @@ async def test_a_batch_half_way_keeps_the_items_that_it_was_begun_with(storage: 
 
 
 async def test_items_of_an_interrupted_prep_do_not_mix_with_those_of_the_next_one(
-    storage: Storage, monkeypatch: pytest.MonkeyPatch
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, constants: Constants
 ) -> None:
     class Fixed(Half):
         items: ClassVar[list[Any]] = [1, 2, 3, 4, 5, object()]
@@ -210,8 +210,7 @@ async def test_items_of_an_interrupted_prep_do_not_mix_with_those_of_the_next_on
         def prep(self, shared: dict[str, Any]) -> Any:
             return self.items
 
-    monkeypatch.setattr(durable, "ITEMS_A_PART", 2)
-    monkeypatch.setattr(durable, "PARTS_A_COMMIT", 1)
+    constants(items_a_part=2, parts_a_commit=1)
     with pytest.raises(Unstorable):
         await linear(Fixed("p"), name="f", storage=storage).run(flow_id="r")
     monkeypatch.setattr(Fixed, "items", [2])

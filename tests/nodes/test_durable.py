@@ -28,10 +28,10 @@ from stepwell.errors import (
     Unstorable,
 )
 from stepwell.nodes import Node, NodeFlow, Wait, linear, parallel, step
-from stepwell.nodes.run import lease
 from stepwell.record import RUNS
 from stepwell.storage import Apply, Claim, Get, Release
 from tests.backends import Backend
+from tests.constants import Constants
 from tests.until import forever
 
 
@@ -233,8 +233,8 @@ async def test_an_existing_run_raises_or_is_resumed(storage: Storage) -> None:
         await flow.run(flow_id="r", if_exists="replace")  # type: ignore[arg-type]
 
 
-async def test_a_running_run_raises(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "LEASE", 0.3)
+async def test_a_running_run_raises(storage: Storage, constants: Constants) -> None:
+    constants(lease=0.3)
     reached, go = asyncio.Event(), asyncio.Event()
 
     class Hold(Node):
@@ -247,7 +247,7 @@ async def test_a_running_run_raises(storage: Storage, monkeypatch: pytest.Monkey
     await reached.wait()
     with pytest.raises(RunExists):
         await flow.run(flow_id="r")
-    monkeypatch.setattr(lease, "LEASE", -1.8)
+    constants(lease=-1.8)
     with pytest.raises(RunBusy, match="still running elsewhere"):
         await flow.resume("r")
     go.set()
@@ -272,7 +272,7 @@ async def test_only_one_of_two_concurrent_starts_or_resumes_runs_the_run(storage
     assert await flow.run(flow_id="r", if_exists="resume") == {"said": ["a", "b"]}
 
 
-async def test_a_claim_without_a_run_is_not_a_run(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_claim_without_a_run_is_not_a_run(storage: Storage, constants: Constants) -> None:
     """Its starter died before the start row."""
     flow = linear(Say([], "a"), storage=storage)
     await storage.perform(Claim(storage.address(RUNS, "r"), "dead", 0.2))
@@ -280,7 +280,7 @@ async def test_a_claim_without_a_run_is_not_a_run(storage: Storage, monkeypatch:
     await storage.perform(Claim(storage.address(RUNS, "r"), "dead", 0.2))
     assert await flow.run(flow_id="r", if_exists="resume") == {"said": ["a"]}
     await storage.perform(Claim(storage.address(RUNS, "r"), "held", 5))
-    monkeypatch.setattr(lease, "LEASE", -1.8)
+    constants(lease=-1.8)
     with pytest.raises(RunBusy):
         await flow.run(flow_id="r")
 

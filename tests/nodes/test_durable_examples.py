@@ -12,15 +12,15 @@ import pytest
 
 from examples import both_halves, child_runs, durable_batch, human_in_the_loop
 from stepwell import MemoryStorage, SQLiteStorage
-from stepwell.nodes.run import lease
 from stepwell.testing import Chat
 from tests.backends import Backend
+from tests.constants import Constants
 from tests.until import until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-async def test_a_killed_batch_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_killed_batch_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, constants: Constants) -> None:
     path = str(tmp_path / "translate.db")
     code = "import sys; from stepwell.nodes.run import lease; lease.LEASE = 1; import runpy; sys.argv = sys.argv[1:]; "
     code += "runpy.run_path(sys.argv[0], run_name='__main__')"
@@ -40,7 +40,7 @@ async def test_a_killed_batch_is_resumed(tmp_path: Path, monkeypatch: pytest.Mon
         return await work(self, sentence)
 
     monkeypatch.setattr(durable_batch.Translate, "exec", counted)
-    monkeypatch.setattr(lease, "LEASE", 1)
+    constants(lease=1)
     final = await durable_batch.run(path)
     assert final["report"] == "2000 sentences, the last one is 'SENTENCE 1999'"
     assert len(translated) <= 2000 - done

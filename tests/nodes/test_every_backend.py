@@ -22,6 +22,7 @@ from stepwell.nodes import BatchNode, Event, Node, NodeFlow, Run, Sleep, StoredR
 from stepwell.record import RUNS
 from stepwell.testing import Clock
 from tests.backends import Backend
+from tests.constants import Constants
 from tests.nodes.test_cancel import begun
 from tests.nodes.test_durable import Boom, Say
 from tests.nodes.test_durable_batch import Square, expected
@@ -170,8 +171,8 @@ async def test_a_question_is_answered_once(storage: Storage) -> None:
     assert all(isinstance(outcome, dict | RunFinished) for outcome in outcomes)
 
 
-async def test_workers_fire_sleeps_and_timeouts_once_each(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepwell.dispatch.polling.TICK", 0.02)
+async def test_workers_fire_sleeps_and_timeouts_once_each(storage: Storage, constants: Constants) -> None:
+    constants(tick=0.02)
     ran: list[str] = []
     sleeps = linear(Sleep(0.05), Say(ran, "woke"), name="sleeps", storage=storage)
     waits = approval(ran, storage, timeout=0.05)

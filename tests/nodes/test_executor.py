@@ -18,7 +18,6 @@ import pytest
 
 from stepwell.errors import ExecutorError
 from stepwell.nodes import BatchNode, Failed, NodeFlow, step
-from stepwell.nodes.batch import executor as batch_executor
 from stepwell.nodes.batch.executor import reason_of
 from stepwell.storage import MemoryStorage
 from tests.until import wait_until
@@ -271,8 +270,8 @@ class RefusedPools(Pools):
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
-async def test_a_batch_waits_until_the_fork_server_has_ended(monkeypatch, concurrency):
-    monkeypatch.setattr(batch_executor, "_PAUSES", (0.001, 0.002))
+async def test_a_batch_waits_until_the_fork_server_has_ended(constants, concurrency):
+    constants(executor_pauses=(0.001, 0.002))
     pools = RefusedPools(refused=7)
     assert await run(pools, list(range(20)), concurrency=concurrency) == [2 * n for n in range(20)]
     assert len(pools.made) == 8

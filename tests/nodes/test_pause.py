@@ -30,10 +30,11 @@ from stepwell.errors.wording import counted
 from stepwell.nodes import Node, NodeFlow, RunHandle, Sleep, StoredRun, Wait, linear, parallel, step, worker
 from stepwell.nodes.control import ending, loop_lag
 from stepwell.nodes.run import journal as journal_module
-from stepwell.nodes.run import lease, mail, suspects
+from stepwell.nodes.run import lease, mail
 from stepwell.record import RUNS
 from stepwell.testing import Clock, FaultyStorage
 from tests.backends import Backend
+from tests.constants import Constants
 from tests.nodes.test_cancel import begun, has_status
 from tests.nodes.test_durable import Boom, Say
 from tests.nodes.test_mail import Gate, HeldPark, finished, has_mail, one_wait, parts_of, waits_of
@@ -375,10 +376,8 @@ async def take_over(storage: Storage, flow: NodeFlow) -> None:
 
 
 @pytest.mark.parametrize("next_runner", ["the same process", "another one that died"])
-async def test_an_outage_of_the_storage_is_no_death_of_the_runner(
-    monkeypatch: pytest.MonkeyPatch, next_runner: str
-) -> None:
-    monkeypatch.setattr(lease, "LEASE", 0.2)
+async def test_an_outage_of_the_storage_is_no_death_of_the_runner(constants: Constants, next_runner: str) -> None:
+    constants(lease=0.2)
 
     class Cut(Node):
         left = 4
@@ -411,10 +410,9 @@ async def test_an_outage_of_the_storage_is_no_death_of_the_runner(
 
 @pytest.mark.parametrize("blocks", [1, 3])
 async def test_a_node_that_blocks_the_loop_for_longer_than_the_lease_is_stuck_in_the_end(
-    monkeypatch: pytest.MonkeyPatch, blocks: int
+    constants: Constants, blocks: int
 ) -> None:
-    monkeypatch.setattr(lease, "LEASE", 0.4)
-    monkeypatch.setattr(journal_module, "WATCH", 0.5)
+    constants(lease=0.4, watch=0.5)
 
     class Blocks(Node):
         async def exec(self, prep_res: Any) -> None:
@@ -441,8 +439,8 @@ def test_the_lag_of_a_loop_does_not_keep_the_loop() -> None:
     assert [loop() for loop in loops] == [None] * 3
 
 
-async def test_a_lease_that_ends_in_an_outage_is_no_death_of_the_runner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "LEASE", 2.0)
+async def test_a_lease_that_ends_in_an_outage_is_no_death_of_the_runner(constants: Constants) -> None:
+    constants(lease=2.0)
 
     class Cut(Node):
         left = 2
@@ -507,16 +505,16 @@ async def test_an_interrupted_call_and_a_completed_node_do_not_count_as_deaths(
 
 @pytest.mark.parametrize("limited", [True, False])
 async def test_a_worker_runs_one_run_at_a_time_of_those_whose_runner_died_twice(
-    queues: Storage, monkeypatch: pytest.MonkeyPatch, limited: bool
+    queues: Storage, monkeypatch: pytest.MonkeyPatch, constants: Constants, limited: bool
 ) -> None:
     async def killed(journal: Any, **options: Any) -> None:
         """A killed process writes nothing."""
 
     interrupt = ending._interrupt
     monkeypatch.setattr(ending, "_interrupt", killed)
-    monkeypatch.setattr(journal_module, "WATCH", 0.1)
+    constants(watch=0.1)
     if not limited:
-        monkeypatch.setattr(suspects, "DEATHS", 100)
+        constants(suspects_deaths=100)
     entered: list[str] = []
     opened = asyncio.Event()
 

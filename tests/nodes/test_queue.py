@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import operator
 import random
 from collections import Counter
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 
 from stepwell import MemoryStorage, StateStorage, Storage
-from stepwell.dispatch import Dispatcher, polling
+from stepwell.dispatch import Dispatcher
 from stepwell.errors import (
     CorruptRecord,
     InvalidGraph,
@@ -35,6 +34,7 @@ from stepwell.record import PARTITIONS, RATES, RUNS, Address, Change, Head, Queu
 from stepwell.storage.operations import Apply, Get
 from stepwell.testing import Clock
 from tests.backends import Backend
+from tests.constants import Constants
 from tests.nodes.test_durable import Boom, Say, Watching
 from tests.until import forever, until
 
@@ -401,10 +401,9 @@ async def test_a_damaged_run_that_has_failed_does_not_stop_its_partition(storage
 
 @pytest.mark.parametrize("what", ["head", "field"])
 async def test_a_damaged_run_at_the_head_of_its_partition_does_not_stop_it(
-    storage: Storage, monkeypatch: pytest.MonkeyPatch, what: str
+    storage: Storage, constants: Constants, what: str
 ) -> None:
-    monkeypatch.setattr(importlib.import_module("stepwell.nodes.worker"), "REPAIR_EVERY", 0.05)
-    monkeypatch.setattr(partitions, "OVERDUE", 0.05)
+    constants(repair_every=0.05, partition_overdue=0.05)
     flow, seen = logged(storage, name="f")
     damaged, *waiting = [await flow.submit({"name": f"p/{number}"}, partition="p") for number in range(4)]
     address = storage.address(RUNS, damaged.id)
@@ -433,9 +432,9 @@ async def test_a_damaged_lock_record_does_not_stop_a_partition(storage: Storage)
 
 @pytest.mark.every_backend
 async def test_all_partitions_that_a_killed_process_has_left_are_repaired(
-    storage: Storage, monkeypatch: pytest.MonkeyPatch
+    storage: Storage, constants: Constants
 ) -> None:
-    monkeypatch.setattr(partitions, "AT_ONCE", 2)
+    constants(partitions_at_once=2)
     flow = linear(Node, name="f", storage=storage)
     for number in range(5):
         handle = await flow.submit(partition=number)
@@ -516,10 +515,9 @@ async def test_priorities_hold_over_the_revisions_of_a_flow(storage: Storage) ->
 @pytest.mark.every_backend
 @pytest.mark.parametrize(("flows", "revision"), [(1, 1), (12, 100)])
 async def test_an_idle_worker_reads_the_same_whatever_the_number_of_its_flows_and_revisions(
-    storage: Storage, monkeypatch: pytest.MonkeyPatch, flows: int, revision: int
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, constants: Constants, flows: int, revision: int
 ) -> None:
-    monkeypatch.setattr(importlib.import_module("stepwell.nodes.worker"), "REPAIR_EVERY", 0.05)
-    monkeypatch.setattr(polling, "TICK", 0.05)
+    constants(repair_every=0.05, tick=0.05)
     calls: Counter[str] = Counter()
     asking: ContextVar[bool] = ContextVar("asking", default=False)
 
@@ -555,9 +553,9 @@ async def test_an_idle_worker_reads_the_same_whatever_the_number_of_its_flows_an
 
 @pytest.mark.every_backend
 async def test_partitions_of_every_flow_are_repaired_between_many_queues_of_other_flows(
-    storage: Storage, monkeypatch: pytest.MonkeyPatch
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, constants: Constants
 ) -> None:
-    monkeypatch.setattr(partitions, "AT_ONCE", 3)
+    constants(partitions_at_once=3)
     mine = [linear(Node(inline=True), name=name, storage=storage) for name in ("b", "m", "m@x", "z")]
     others = [linear(Node(inline=True), name=name, storage=storage) for name in ("a", "c", "n", "zz")]
     promote = partitions.promote

@@ -13,15 +13,14 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from stepwell import MemoryStorage, Storage
-from stepwell.dispatch import polling
 from stepwell.errors import CorruptRecord, EncodeError, InvalidOption, UnknownSchedule
 from stepwell.nodes import Node, NodeFlow, Schedules, cron, every, linear, worker
-from stepwell.nodes.schedules import stored
 from stepwell.nodes.schedules.ticks import Missed, Timing, tick_id
 from stepwell.record import SCHEDULES
 from stepwell.storage.operations import Claim
 from stepwell.testing import Clock
 from tests.backends import Backend
+from tests.constants import Constants
 from tests.until import until
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -47,8 +46,8 @@ def flow_of(note: Note, name: str = "nightly") -> NodeFlow:
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(polling, "TICK", 0.01)
+def quick(constants: Constants) -> None:
+    constants(tick=0.01)
 
 
 @pytest.fixture
@@ -167,10 +166,8 @@ async def test_a_late_tick_is_skipped_only_if_it_is_more_than_a_minute_late(stor
         assert await settled(note, 1) == [at(4 * 3600)]
 
 
-async def test_more_missed_ticks_than_one_poll_submits(
-    storage: Storage, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stored, "MOST_RUNS", 7)
+async def test_more_missed_ticks_than_one_poll_submits(storage: Storage, clock: Clock, constants: Constants) -> None:
+    constants(schedule_runs=7)
     note = Note()
     flow = flow_of(note)
     async with ticking(storage, flow, schedules=[every(1, flow, missed="all")]):

@@ -14,7 +14,6 @@ import pytest
 
 from stepwell.errors import NodeTimeout
 from stepwell.nodes import BatchNode, Failed, Node, NodeFlow
-from stepwell.nodes.walk import thread_pool
 from stepwell.nodes.walk.thread_pool import SIZE, ThreadPool
 from tests.until import wait_until
 
@@ -195,8 +194,8 @@ def wait_until_gone(name: str) -> None:
     assert threads_named(name) == 0
 
 
-def test_idle_threads_end(monkeypatch):
-    monkeypatch.setattr(thread_pool, "IDLE", 0.05)
+def test_idle_threads_end(constants):
+    constants(thread_pool_idle=0.05)
     pool = ThreadPool(4, "test-idle")
     for _ in range(2):
         assert [future.result(20) for future in [pool.submit(abs, -n) for n in range(20)]] == list(range(20))

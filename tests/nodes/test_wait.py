@@ -28,12 +28,12 @@ from stepwell.errors import (
     UsageError,
 )
 from stepwell.nodes import END, Node, NodeFlow, Sleep, Wait, linear, parallel, worker
-from stepwell.nodes.control import runs
 from stepwell.nodes.run import lease
 from stepwell.record import RUNS, Stored
 from stepwell.slot import Slot
 from stepwell.testing import Clock
 from tests.backends import Backend
+from tests.constants import Constants
 from tests.nodes.test_durable import Boom, Say, Watching
 from tests.until import forever, until
 
@@ -462,8 +462,8 @@ async def test_a_sleep_beyond_the_year_9999_is_a_sleep(storage: Storage) -> None
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepwell.dispatch.polling.TICK", 0.02)
+def quick(constants: Constants) -> None:
+    constants(tick=0.02)
 
 
 async def gone(flow: NodeFlow) -> bool:
@@ -482,10 +482,8 @@ async def test_a_worker_fires_sleeps_and_timeouts(storage: Storage, quick: None)
     assert sorted(ran) == ["ask approve", "s/woke/1", "w/draft/1", "w/late/1"]
 
 
-async def test_a_worker_resumes_runs_whose_runner_died(
-    storage: Storage, quick: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("stepwell.nodes.run.journal.WATCH", 0.2)
+async def test_a_worker_resumes_runs_whose_runner_died(storage: Storage, quick: None, constants: Constants) -> None:
+    constants(watch=0.2)
     ran: list[str] = []
     reached = asyncio.Event()
 
@@ -664,9 +662,9 @@ async def test_a_worker_without_any_storage_raises() -> None:
 
 
 async def test_an_answer_to_a_busy_run_raises_and_is_not_stored(
-    storage: Storage, monkeypatch: pytest.MonkeyPatch
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, constants: Constants
 ) -> None:
-    monkeypatch.setattr(lease, "LEASE", -1.9)
+    constants(lease=-1.9)
     go, busy = asyncio.Event(), asyncio.Event()
 
     class Slow(Node):
@@ -794,7 +792,7 @@ async def test_a_storage_that_fails_does_not_end_a_worker(quick: None, monkeypat
 
 
 async def test_a_call_that_loads_a_large_state_does_not_log_another_runner(
-    storage: Storage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, constants: Constants, caplog: pytest.LogCaptureFixture
 ) -> None:
     load = Slot._load
 
@@ -804,16 +802,16 @@ async def test_a_call_that_loads_a_large_state_does_not_log_another_runner(
 
     flow = linear(Wait("x"), storage=storage)
     await parked(flow.run(flow_id="r"))
-    monkeypatch.setattr(runs, "NOTICE", 0.05)
+    constants(run_notice=0.05)
     monkeypatch.setattr(Slot, "_load", slowly)
     await parked(flow.resume("r"))
     assert caplog.records == []
 
 
 async def test_a_call_that_waits_for_another_runner_logs_it(
-    storage: Storage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    storage: Storage, constants: Constants, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(runs, "NOTICE", 0.05)
+    constants(run_notice=0.05)
     flow = linear(Wait("x"), storage=storage)
     await parked(flow.run(flow_id="r"))
     await parked(flow.resume("r"))

@@ -19,6 +19,7 @@ from stepwell.playground.observer import BotObserver
 from stepwell.playground.records import Records
 from stepwell.storage import MemoryStorage
 from stepwell.storage.operations import Apply, Get, Operation
+from tests.constants import Constants
 from tests.until import until
 
 BOT, KEY = "bot", "(42,42)"
@@ -284,9 +285,9 @@ async def test_a_killed_process_gets_no_requests_although_its_connection_is_open
 
 
 async def test_an_answer_that_comes_too_late_is_still_shown(
-    observer: BotObserver, process: BotConnection, monkeypatch: pytest.MonkeyPatch
+    observer: BotObserver, process: BotConnection, constants: Constants
 ) -> None:
-    monkeypatch.setattr(report_server, "TIMEOUT", 0.01)
+    constants(report_server_timeout=0.01)
     late = await process.request()
     await process.request()  # the lookup of the next user, after the first was given up
     process.answer(late, place(record(1, "one")))

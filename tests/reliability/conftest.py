@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from stepwell import Storage
-from stepwell.nodes.run import lease
 from tests.backends import Backend
+from tests.constants import Constants
 from tests.reliability.dose import LARGE
 from tests.reliability.run_roles import LEASE
 from tests.reliability.workers import Workers
@@ -39,9 +39,9 @@ def url(shared_backend: Backend) -> str:
 
 
 @pytest.fixture
-async def storage(shared_backend: Backend, url: str, monkeypatch: pytest.MonkeyPatch) -> Storage:
+async def storage(shared_backend: Backend, url: str, constants: Constants) -> Storage:
     """Return a storage for it, with the lease of its processes."""
-    monkeypatch.setattr(lease, "LEASE", LEASE)
+    constants(lease=LEASE)
     storage = shared_backend.storage(url, sweep_every=None)
     await storage.open()
     return storage

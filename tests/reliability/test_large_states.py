@@ -23,6 +23,7 @@ from stepwell.nodes.run import lease
 from stepwell.record import Limits
 from stepwell.slot import Slot
 from stepwell.storage import Claim
+from tests.constants import Constants
 
 
 class Callbacks:
@@ -69,9 +70,11 @@ class Fail(Node):
         raise LookupError
 
 
-async def test_a_large_run_does_not_block_the_loop_and_keeps_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_large_run_does_not_block_the_loop_and_keeps_its_lease(
+    monkeypatch: pytest.MonkeyPatch, constants: Constants
+) -> None:
     # Long enough for a machine that does not run this process for a second.
-    monkeypatch.setattr(lease, "LEASE", 3.0)
+    constants(lease=3.0)
     storage = MemoryStorage(sweep_every=None)
     perform, renewals = storage.perform, 0
 

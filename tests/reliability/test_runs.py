@@ -12,10 +12,10 @@ import pytest
 from stepwell import MemoryStorage, Storage
 from stepwell.nodes import NodeFlow, worker
 from stepwell.nodes.batch.durable import UNSAVED
-from stepwell.nodes.run import lease
 from stepwell.storage import Apply
 from stepwell.testing import Clock
 from tests.backends import Backend
+from tests.constants import Constants
 from tests.reliability.dose import LARGE, dose, seeded
 from tests.reliability.run_roles import ITEMS, LEASE, START, branchy_flow, long_flow, run_to_the_end
 from tests.reliability.workers import Worker, Workers
@@ -152,9 +152,9 @@ async def test_a_run_cut_off_at_any_operation_ends_like_an_undisturbed_one(make_
 
 
 async def test_workers_resume_the_runs_of_killed_processes(
-    shared_backend: Backend, workers: Workers, monkeypatch: pytest.MonkeyPatch
+    shared_backend: Backend, workers: Workers, constants: Constants
 ) -> None:
-    monkeypatch.setattr(lease, "LEASE", LEASE)
+    constants(lease=LEASE)
     if not shared_backend.durable:
         pytest.skip("this backend does not survive a kill")
     wanted = await undisturbed()

@@ -25,10 +25,10 @@ from stepwell.storage.listing import Any_
 from stepwell.storage.operations import Applied, Apply, Claim, Operation, Result, Taken
 from stepwell.storage.reference import NEVER, Cell
 from stepwell.testing import Clock, FaultyStorage, JournaledStorageContract, StorageContract
-from stepwell.testing.contract import notices
 from stepwell.testing.contract.notices import NoticePromises
 from stepwell.testing.contract.queues import SharedQueuePromises
 from stepwell.testing.contract.reopening import ReopenPromises, SharingPromises
+from tests.constants import Constants
 from tests.storage import operator_bugs
 
 
@@ -1148,8 +1148,8 @@ def test_a_copy_without_bugs_passes_every_test(name: str) -> None:
 
 
 @pytest.mark.parametrize("mutant", CAUGHT_BY, ids=lambda cls: cls.__name__)
-def test_a_bug_is_detected_by_its_test(mutant: type[FaultyStorage], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notices, "ARRIVES_WITHIN", 0.1)
+def test_a_bug_is_detected_by_its_test(mutant: type[FaultyStorage], constants: Constants) -> None:
+    constants(notices_arrives_within=0.1)
     with pytest.raises((AssertionError, StepwellError, pytest.fail.Exception)):
         asyncio.run(run_promise(CAUGHT_BY[mutant], mutant))
 
@@ -1171,10 +1171,8 @@ async def test_a_lock_within_one_process_is_detected_by_two_processes(tmp_path: 
             await suite.test_concurrent_merges_by_two_processes_are_all_kept(storage)
 
 
-async def test_notices_within_one_process_are_detected_by_two_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(notices, "ARRIVES_WITHIN", 0.5)
+async def test_notices_within_one_process_are_detected_by_two_processes(tmp_path: Path, constants: Constants) -> None:
+    constants(notices_arrives_within=0.5)
     suite = FileSuite(FileStorage, tmp_path)
     async with suite.open_storage(Clock()) as storage:
         with pytest.raises(pytest.fail.Exception, match="notices = False"):

@@ -21,6 +21,7 @@ from stepwell.storage.copying import claims, copy
 from stepwell.testing import Clock
 from tests import backends
 from tests.backends import Backend
+from tests.constants import Constants
 from tests.reliability.dose import LARGE
 from tests.until import until
 
@@ -268,8 +269,8 @@ async def with_many_parts(storage: Storage, count: int) -> Address:
 
 
 @pytest.mark.parametrize("count", [200, 450])
-async def test_many_parts_are_copied_in_pages(backend: Backend, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copy, "PARTS_AT_ONCE", 200)
+async def test_many_parts_are_copied_in_pages(backend: Backend, count: int, constants: Constants) -> None:
+    constants(copy_parts_at_once=200)
     source, target, again = Paging(), backend.storage(), Paging()
     address = await with_many_parts(source, count)
     for one, other in ((source, target), (target, again)):
@@ -284,7 +285,7 @@ async def test_many_parts_are_copied_in_pages(backend: Backend, count: int, monk
     assert (await copy_records(target, MemoryStorage())).damaged == [address]
 
 
-async def test_verify_names_a_record_of_which_one_of_many_parts_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_verify_names_a_record_of_which_one_of_many_parts_differs(constants: Constants) -> None:
     class LosesOne(MemoryStorage):
         async def perform(self, operation: Operation) -> Any:
             if isinstance(operation, Apply):
@@ -292,15 +293,15 @@ async def test_verify_names_a_record_of_which_one_of_many_parts_differs(monkeypa
                 operation = replaced(operation, change=replaced(operation.change, parts=parts))
             return await super().perform(operation)
 
-    monkeypatch.setattr(copy, "PARTS_AT_ONCE", 10)
+    constants(copy_parts_at_once=10)
     source = MemoryStorage()
     await with_many_parts(source, 100)
     with pytest.raises(NotCopied):
         await copy_records(source, LosesOne())
 
 
-async def test_a_record_that_is_written_while_it_is_copied_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copy, "PARTS_AT_ONCE", 10)
+async def test_a_record_that_is_written_while_it_is_copied_is_read_again(constants: Constants) -> None:
+    constants(copy_parts_at_once=10)
     late = Change(write="late", parts={"part/00000": None}, limit=1 << 30)
     source, target = Paging(late), MemoryStorage()
     address = await with_many_parts(source, 100)
@@ -324,9 +325,9 @@ async def test_a_record_that_stays_held_raises_busy() -> None:
 
 @pytest.mark.parametrize("where", ["source", "target"])
 async def test_a_copy_that_waits_for_held_records_logs_one_of_them(
-    where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    where: str, constants: Constants, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(claims, "LOG_AFTER", 0.05)
+    constants(copy_waits_silently=0.05)
     clock = Clock()
     source, target = MemoryStorage(clock=clock), MemoryStorage(clock=clock)
     for key in range(3):

@@ -17,11 +17,10 @@ import pytest
 from stepwell import PostgresStorage, SQLiteStorage, State, Storage
 from stepwell.errors import StorageClosed
 from stepwell.storage import Query
-from stepwell.storage.postgres import places
 from stepwell.storage.postgres.places import TableSize
-from stepwell.storage.sqlite import listing
 from stepwell.storage.sqlite.schema import QUERIES
 from stepwell.testing.contract.suite import apply
+from tests.constants import Constants
 from tests.servers.postgres import shared
 
 #: A query that does not end.
@@ -73,10 +72,8 @@ async def test_expired_records_do_not_end_a_merged_list(storage: Storage) -> Non
     assert sorted(each.records for each in await storage.counts()) == [3, 3]
 
 
-async def test_sqlite_lists_a_flow_with_very_many_states(
-    sqlite: SQLiteStorage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(listing, "MOST_PLACES", 5)
+async def test_sqlite_lists_a_flow_with_very_many_states(sqlite: SQLiteStorage, constants: Constants) -> None:
+    constants(listing_most_places=5)
     for number in range(20):
         await sqlite.set_state("bot", number, State("a" if number % 2 else "b", f"s{number}"))
     assert sorted([entry.key async for entry in sqlite.scan("bot", flow="a", page=3)]) == list(range(1, 20, 2))
@@ -122,11 +119,11 @@ async def test_sqlite_counts_damaged_names_too(tmp_path: Path) -> None:
 
 
 async def test_postgresql_counts_a_part_if_all_records_would_take_too_long(
-    postgres: PostgresStorage, monkeypatch: pytest.MonkeyPatch
+    postgres: PostgresStorage, monkeypatch: pytest.MonkeyPatch, constants: Constants
 ) -> None:
     for number in range(9):
         await postgres.set_state("bot", number, State("a", "x") if number < 5 else State(None, None))
-    monkeypatch.setattr(places, "MOST_COUNTED", 3)
+    constants(places_most_counted=3)
     # The size of the table is not known before it is analyzed.
     parts = {each.flow: (each.records, each.more, each.oldest) for each in await postgres.counts()}
     assert parts == {"a": (3, True, None), None: (3, True, None)}
@@ -134,7 +131,7 @@ async def test_postgresql_counts_a_part_if_all_records_would_take_too_long(
     assert exact == {"a": (5, False), None: (4, False)}
     await postgres._other.fetch(f"analyze {postgres.schema}.records")
     assert {each.flow: (each.records, each.more) for each in await postgres.counts()} == exact
-    monkeypatch.setattr(places, "MOST_LOOKUPS", 3)
+    constants(places_most_lookups=3)
     assert TableSize(9, 1, 1, 0).is_quick
     monkeypatch.setattr(TableSize, "is_quick", True)
     # Rows without flow and state may be tombstones, so each of them is looked up.

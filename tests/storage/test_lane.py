@@ -11,10 +11,10 @@ from stepwell.errors import InvalidOption, OutcomeUnknown, StorageClosed, Storag
 from stepwell.record import Address, Change
 from stepwell.slot import Slot
 from stepwell.storage.operations import Applied, Apply, Claim, Claimed, Get, Operation, Release, Result
-from stepwell.storage.transport import lane as lane_module
 from stepwell.storage.transport.batch import JOURNAL_LIFE, Batch
 from stepwell.storage.transport.lane import Lane
 from stepwell.testing import Clock, FaultyStorage
+from tests.constants import Constants
 from tests.storage.key_checks import skip_key_checks
 from tests.until import yields
 
@@ -179,8 +179,8 @@ async def test_a_release_is_sent_even_if_its_waiter_is_cancelled() -> None:
     assert list(run.batches[-1]) == [Release(Address("bot", "1"), "T")]
 
 
-async def test_many_operations_are_sent_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane_module, "MAX_OPERATIONS", 3)
+async def test_many_operations_are_sent_in_order(constants: Constants) -> None:
+    constants(batch_operations=3)
     run = Recorder()
     lane = run.lane()
     run.gate.clear()
@@ -376,8 +376,8 @@ async def test_a_cancellation_inside_the_backend_does_not_cancel_the_waiters() -
             await storage.get_data("bot", 1)
 
 
-async def test_a_lane_continues_after_a_whole_batch_of_waiters_was_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane_module, "MAX_OPERATIONS", 5)
+async def test_a_lane_continues_after_a_whole_batch_of_waiters_was_cancelled(constants: Constants) -> None:
+    constants(batch_operations=5)
     run = Recorder()
     lane = run.lane()
     run.gate.clear()

@@ -16,9 +16,9 @@ import pytest
 
 from stepwell import MemoryStorage, Storage, open_storage
 from stepwell.storage.postgres import PostgresStorage
-from stepwell.storage.transport import outage
 from stepwell.storage.wakeups import notices
 from stepwell.storage.wakeups.notices import NoticeChannel, payload_of
+from tests.constants import Constants
 from tests.servers import pgbouncer, postgres
 from tests.servers.postgres import PostgresServer
 from tests.servers.proxy import Proxy
@@ -122,12 +122,12 @@ async def _value(value: bool) -> bool:
 
 
 async def test_a_connection_that_is_cut_is_opened_again(
-    place: Place, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    place: Place, caplog: pytest.LogCaptureFixture, constants: Constants
 ) -> None:
     async with Proxy(place.server.port) as proxy, pair(place, proxy) as (sender, _, woken):
         # The cuts are one outage, however long this machine takes for them.
         for calm in (600.0, 600.0, 0.2):
-            monkeypatch.setattr(outage, "CALM", calm)
+            constants(outage_calm=calm)
             proxy.cut_all()
             await asyncio.sleep(0)
             await arrives(sender, woken)
@@ -138,8 +138,8 @@ async def test_a_connection_that_is_cut_is_opened_again(
     assert SECRET not in caplog.text
 
 
-async def test_a_connection_that_is_silent_is_replaced(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notices, "CHECK_EVERY", 0.1)
+async def test_a_connection_that_is_silent_is_replaced(place: Place, constants: Constants) -> None:
+    constants(notices_check_every=0.1)
     async with Proxy(place.server.port) as proxy:
         async with open_storage(place.url()) as sender:
             short = dict.fromkeys(["timeout", "connect_timeout"] if place.kind == "postgres" else ["timeout"], 0.3)
@@ -328,10 +328,8 @@ async def test_any_topic_arrives(place: Place, topic: str) -> None:
             await arrives(sender, woken, topic)
 
 
-async def test_closing_does_not_wait_long_for_a_notice_that_is_not_answered(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(notices, "LAST_NOTICES", 0.05)
+async def test_closing_does_not_wait_long_for_a_notice_that_is_not_answered(place: Place, constants: Constants) -> None:
+    constants(last_notices=0.05)
     async with Proxy(place.server.port) as proxy:
         storage = open_storage(place.url(proxy.port), timeout=60)
         await storage.open()

@@ -23,12 +23,12 @@ from stepwell.record import Address, Change, Place, Queue, Version
 from stepwell.slot import Slot
 from stepwell.storage import Applied, Apply, Claim, Claimed, Get, Guard, Operation, Query, Release, Taken
 from stepwell.storage.postgres import PostgresStorage
-from stepwell.storage.postgres import schema as schemas
 from stepwell.storage.postgres.client import PostgresConnection
 from stepwell.storage.postgres.schema import VERSION
 from stepwell.storage.transport.batch import JOURNAL_LIFE, Batch
 from stepwell.testing import Clock, JournaledStorageContract
 from tests.backends.postgres import Postgres
+from tests.constants import Constants
 from tests.servers import pgbouncer
 from tests.servers.postgres import PostgresServer, shared
 from tests.storage.test_differential import TEXTS, Script, plain, play
@@ -307,8 +307,8 @@ async def _sweeping(storage: Storage) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_an_old_server_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schemas, "OLDEST", 99)
+async def test_an_old_server_is_refused(constants: Constants) -> None:
+    constants(oldest_postgres=99)
     storage = open_storage(f"{shared().url()}?schema={schema()}")
     with pytest.raises(StorageUnavailable, match=r"is PostgreSQL \d\d, which is too old: use PostgreSQL 99 or newer"):
         await storage.open()

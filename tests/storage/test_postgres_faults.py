@@ -28,9 +28,9 @@ from stepwell.record import Change
 from stepwell.slot import Slot
 from stepwell.storage import Apply, Claim, Get, Query, Release
 from stepwell.storage.postgres import PostgresStorage
-from stepwell.storage.postgres import schema as schema_module
 from stepwell.storage.postgres.client import Options, PostgresConnection, UrlSource
 from stepwell.storage.postgres.schema import create
+from tests.constants import Constants
 from tests.servers.postgres import PostgresServer, shared
 from tests.servers.process import free_port
 from tests.servers.proxy import Proxy
@@ -388,9 +388,9 @@ class StoppingConnection:
 
 
 async def test_a_worker_that_stops_while_it_creates_the_tables_does_not_block_others(
-    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+    server: PostgresServer, constants: Constants
 ) -> None:
-    monkeypatch.setattr(schema_module, "_IDLE_LIMIT", 0.5)
+    constants(schema_idle_limit=0.5)
     postgres = PostgresConnection(UrlSource(server.url(), Options()), Options())
     stopping: asyncio.Future[StoppingConnection] = asyncio.get_running_loop().create_future()
 
@@ -408,9 +408,9 @@ async def test_a_worker_that_stops_while_it_creates_the_tables_does_not_block_ot
 
 
 async def test_the_error_names_a_session_that_blocks_the_creation_of_the_tables(
-    server: PostgresServer, admin: Any, monkeypatch: pytest.MonkeyPatch
+    server: PostgresServer, admin: Any, constants: Constants
 ) -> None:
-    monkeypatch.setattr(schema_module, "_LOCK_WAIT", 0.3)
+    constants(schema_lock_wait=0.3)
     pid = admin.get_server_pid()
     named = rf"within 0.3 s: process {pid} of the server \(.* from 127.0.0.1, idle in transaction\)"
     async with admin.transaction():

@@ -13,8 +13,9 @@ import pytest
 
 from stepwell.errors import InvalidOption, OutcomeUnknown, StorageUnavailable
 from stepwell.operate.checks.postgres import check
-from stepwell.storage.postgres import PostgresStorage, hosts
+from stepwell.storage.postgres import PostgresStorage
 from stepwell.storage.postgres.hosts import Host, hosts_of
+from tests.constants import Constants
 from tests.servers.postgres import shared
 from tests.servers.process import free_port
 from tests.servers.standby import StandbyPair
@@ -74,8 +75,8 @@ async def test_a_storage_follows_a_promotion_and_does_not_return_to_the_old_prim
         assert f"{pair.standby.address} was replaced by a server that was promoted" in servers.what
 
 
-async def test_a_storage_leaves_a_primary_that_goes_on_after_a_promotion(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hosts, "CHECK_EVERY", 0.1)
+async def test_a_storage_leaves_a_primary_that_goes_on_after_a_promotion(constants: Constants) -> None:
+    constants(hosts_checked_every=0.1)
     pair = StandbyPair()
     try:
         async with PostgresStorage.from_url(pair.url()) as storage:

@@ -11,8 +11,9 @@ from stepwell.fsm import FSM, Flow, state
 from stepwell.nodes import Node, NodeFlow, worker
 from stepwell.operate.processes import ProcessView, processes
 from stepwell.record import PROCESSES, Address
-from stepwell.storage import KeyValueStorage, Storage, copy_records, open_storage, presence
+from stepwell.storage import KeyValueStorage, Storage, copy_records, open_storage
 from tests.backends import Backend
+from tests.constants import Constants
 from tests.until import until
 
 
@@ -39,9 +40,8 @@ class DictStorage(KeyValueStorage):
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(presence, "FIRST", 0.01)
-    monkeypatch.setattr(presence, "EVERY", 0.02)
+def quick(constants: Constants) -> None:
+    constants(presence_first=0.01, presence_every=0.02)
 
 
 async def seen(storage: Storage, wanted: Any = lambda found: True) -> ProcessView:
@@ -93,8 +93,8 @@ async def test_a_process_is_seen_only_if_it_writes_its_presence() -> None:
             assert {name for each in await processes(storage, limit=10) for name in each.names} == {"seen"}
 
 
-async def test_a_process_that_ended_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(presence, "KEPT", 0.05)
+async def test_a_process_that_ended_is_forgotten(constants: Constants) -> None:
+    constants(presence_kept=0.05)
     async with open_storage("memory://", sweep_every=0.02) as storage:
         async with FSM("shop", storage=storage, flows=[Order], run_timers=False):
             await seen(storage)

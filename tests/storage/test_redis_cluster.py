@@ -35,6 +35,7 @@ from stepwell.storage.redis.cluster import SLOTS
 from stepwell.storage.redis.server import Node
 from stepwell.storage.redis.wire import tag_of
 from stepwell.storage.transport.batch import Batch
+from tests.constants import Constants
 from tests.fsm.conftest import Form, message
 from tests.nodes.flows import Trail
 from tests.servers.proxy import Proxy
@@ -168,8 +169,8 @@ async def test_the_map_of_slots_is_not_taken_from_a_node_that_has_left_the_clust
         cluster.stop()
 
 
-async def test_a_slow_call_to_either_half_of_an_only_master_is_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepwell.storage.redis.server.SLOW", 0.1)
+async def test_a_slow_call_to_either_half_of_an_only_master_is_not_given_up(constants: Constants) -> None:
+    constants(redis_slow=0.1)
     cluster = RedisCluster(1)
     try:
         async with open_storage(cluster.url(), sweep_every=None) as storage:

@@ -27,11 +27,12 @@ from stepwell.errors import (
     StorageUnavailable,
 )
 from stepwell.record import Address, Change
-from stepwell.slot import Slot, waiters
+from stepwell.slot import Slot
 from stepwell.storage import Apply, Claim, Claimed, Get, Release
 from stepwell.storage.redis import RedisStorage
 from stepwell.storage.redis.wire import refusal
 from stepwell.storage.transport.batch import JOURNAL_LIFE, Batch
+from tests.constants import Constants
 from tests.servers.proxy import CERTIFICATE, Proxy
 from tests.servers.redis import RedisServer, system_binary, the_cluster, the_server
 from tests.storage.key_checks import skip_key_checks
@@ -240,10 +241,10 @@ async def test_a_claim_a_change_and_a_commit_are_two_round_trips(proxy: Proxy) -
 
 
 async def test_fifty_updates_of_one_key_are_a_hundred_and_ten_commands_at_most(
-    proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+    proxy: Proxy, constants: Constants
 ) -> None:
     # Four times a second, two more commands let another process go first; on a slow machine these add up.
-    monkeypatch.setattr(waiters, "CHECK_EVERY", 3600.0)
+    constants(waiters_check_every=3600.0)
     async with through(proxy) as storage:
 
         async def update() -> None:

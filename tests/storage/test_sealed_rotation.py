@@ -12,9 +12,10 @@ from stepwell.errors import InvalidOption, KeyMissing, NotEncrypted
 from stepwell.record import Change
 from stepwell.slot import Slot
 from stepwell.storage import Apply, Claim, Get, Range
-from stepwell.storage.sealed import new_key, rotate_keys, rotation
+from stepwell.storage.sealed import new_key, rotate_keys
 from stepwell.storage.sealed.rotation import Rotated
 from tests.backends import Backend
+from tests.constants import Constants
 
 OLD, NEW, OTHER, NAMES = new_key(), new_key(), new_key(), new_key()
 
@@ -106,8 +107,8 @@ async def test_records_in_clear_are_encrypted() -> None:
         assert await storage.get_data("bot", 9) == {"n": 9}
 
 
-async def test_records_with_many_parts_are_rewritten_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rotation, "PARTS_AT_ONCE", 3)
+async def test_records_with_many_parts_are_rewritten_in_pages(constants: Constants) -> None:
+    constants(rotation_parts_at_once=3)
     inner = MemoryStorage()
     async with sealed(inner, OLD) as storage:
         address = storage.address("bot", 1)

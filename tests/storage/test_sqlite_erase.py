@@ -12,7 +12,7 @@ import pytest
 from stepwell import SQLiteStorage
 from stepwell.fsm import FSM
 from stepwell.slot import Slot
-from stepwell.storage.sqlite import storage as storage_module
+from tests.constants import Constants
 from tests.fsm.conftest import Form, message
 
 SECRET = b"SECRET"
@@ -130,8 +130,8 @@ async def test_erase_removes_texts_from_free_space_of_an_earlier_release(path: s
         assert await storage.get_data("bot", (2, 2)) == {"text": "plain"}
 
 
-async def test_forget_does_not_rewrite_a_large_file_but_erase_does(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage_module, "QUICK_ERASE_BYTES", 1024)
+async def test_forget_does_not_rewrite_a_large_file_but_erase_does(path: str, constants: Constants) -> None:
+    constants(quick_erase_bytes=1024)
     async with SQLiteStorage(path, synchronous="NORMAL") as storage:
         fsm = machine(storage)
         await fill(fsm)

@@ -21,9 +21,9 @@ import pytest
 
 from stepwell import SQLiteStorage, State, Storage, open_storage
 from stepwell.errors import DamagedStorage, InvalidOption, NewerSchema, StorageClosed, StorageUnavailable
-from stepwell.storage.sqlite import connection as connection_module
 from stepwell.storage.sqlite.connection import has_wal_reset_bug, is_network
 from stepwell.storage.sqlite.schema import VERSION
+from tests.constants import Constants
 
 BOT = "bot"
 
@@ -356,11 +356,11 @@ async def test_a_version_with_the_wal_reset_bug_logs_a_warning(
 
 
 async def test_a_network_file_system_logs_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, constants: Constants, caplog: pytest.LogCaptureFixture
 ) -> None:
     mounts = tmp_path / "mounts"
     mounts.write_text(f"/dev/sda / ext4 rw 0 0\nserver:/home {tmp_path}/the\\040share nfs4 rw 0 0\n")
-    monkeypatch.setattr(connection_module, "MOUNTS", str(mounts))
+    constants(mounts=str(mounts))
     (tmp_path / "the share").mkdir()
     async with SQLiteStorage(str(tmp_path / "bot.db")):
         assert not caplog.records

@@ -17,6 +17,7 @@ from stepwell.slot import Slot
 from stepwell.storage import Apply, Claim, Claimed, Get, Operation, Range, Result
 from stepwell.storage.sqlite import connection
 from stepwell.storage.sqlite.storage import INLINE_BYTES
+from tests.constants import Constants
 from tests.storage.key_checks import skip_key_checks
 from tests.until import until
 
@@ -82,10 +83,8 @@ async def test_the_error_of_a_failed_commit_says_whether_it_may_have_been_made(
     assert isinstance(caught.value, OutcomeUnknown) == sent
 
 
-async def test_a_write_is_finished_after_its_caller_was_cancelled(
-    storage: Watched, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connection, "CHECKPOINT_COMMITS", 3)
+async def test_a_write_is_finished_after_its_caller_was_cancelled(storage: Watched, constants: Constants) -> None:
+    constants(checkpoint_commits=3)
     for number in range(10):
         storage.gate.clear()
         task = asyncio.create_task(storage.update_data(BOT, KEY, {"n": number}))

@@ -21,6 +21,7 @@ from stepwell.slot import Slot
 from stepwell.storage import Apply, Claim, Claimed, Operation, Query, Release
 from stepwell.storage.sqlite import connection
 from stepwell.testing import Clock
+from tests.constants import Constants
 from tests.until import until
 
 BOT = "bot"
@@ -253,8 +254,8 @@ async def test_the_file_does_not_grow_without_bound(tmp_path: Path, clock: Clock
     assert sizes[-1] <= sizes[11] * 1.1
 
 
-async def test_the_wal_does_not_grow_without_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "CHECKPOINT_PAGES", 200)
+async def test_the_wal_does_not_grow_without_bound(tmp_path: Path, constants: Constants) -> None:
+    constants(checkpoint_pages=200)
     wal = tmp_path / "bot.db-wal"
     async with SQLiteStorage(str(tmp_path / "bot.db")) as storage:
         largest = 0
@@ -266,9 +267,9 @@ async def test_the_wal_does_not_grow_without_bound(tmp_path: Path, monkeypatch: 
 
 
 async def test_the_wal_is_overwritten_rather_than_extended_by_commits_that_become_larger(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, constants: Constants
 ) -> None:
-    monkeypatch.setattr(connection, "CHECKPOINT_COMMITS", 60)
+    constants(checkpoint_commits=60)
     wal = tmp_path / "bot.db-wal"
     async with SQLiteStorage(str(tmp_path / "bot.db"), sweep_every=None) as storage:
         for number in range(70):
@@ -283,10 +284,8 @@ async def test_the_wal_is_overwritten_rather_than_extended_by_commits_that_becom
         assert wal.stat().st_size > size
 
 
-async def test_a_reader_that_never_ends_does_not_stop_the_writers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connection, "CHECKPOINT_PAGES", 50)
+async def test_a_reader_that_never_ends_does_not_stop_the_writers(tmp_path: Path, constants: Constants) -> None:
+    constants(checkpoint_pages=50)
     path = str(tmp_path / "bot.db")
     async with SQLiteStorage(path, patience=0.05) as storage:
         await storage.update_data(BOT, 1, {"n": 0})
@@ -317,9 +316,9 @@ def checkpoints(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 async def test_a_reader_that_never_ends_does_not_cause_more_checkpoints(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoints: list[bool]
+    tmp_path: Path, constants: Constants, checkpoints: list[bool]
 ) -> None:
-    monkeypatch.setattr(connection, "CHECKPOINT_COMMITS", 60)
+    constants(checkpoint_commits=60)
     path = str(tmp_path / "bot.db")
     async with SQLiteStorage(path, sweep_every=None) as storage:
         await storage.update_data(BOT, 1, {"n": 0})
@@ -335,9 +334,9 @@ async def test_a_reader_that_never_ends_does_not_cause_more_checkpoints(
 
 
 async def test_a_wal_that_could_not_be_truncated_is_overwritten_to_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoints: list[bool]
+    tmp_path: Path, constants: Constants, checkpoints: list[bool]
 ) -> None:
-    monkeypatch.setattr(connection, "CHECKPOINT_COMMITS", 60)
+    constants(checkpoint_commits=60)
     path = str(tmp_path / "bot.db")
     async with SQLiteStorage(path, sweep_every=None, patience=0.05) as storage:
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -22,6 +21,7 @@ from stepwell.telegram import BotClient, webhook
 from stepwell.testing import Clock, FaultyStorage
 from stepwell.web.serving import Serving
 from tests.backends import Backend
+from tests.constants import Constants
 from tests.until import until
 
 SECRET = "s3cret"
@@ -363,8 +363,8 @@ async def test_answers_that_were_sent_before_an_outage_are_not_repeated_after_it
     assert (handled, client.sent) == (["one"], ["one 1", "one 2"])
 
 
-async def test_answers_are_not_repeated_after_an_outage_with_many_updates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["stepwell.telegram.receiving.webhook"], "REMEMBERED", 10)
+async def test_answers_are_not_repeated_after_an_outage_with_many_updates(constants: Constants) -> None:
+    constants(webhook_remembered=10)
     router, handled = counting_router()
     client = Interrupted()
     bodies = [message(number, str(number), chat=number) for number in range(1, 31)]
@@ -382,7 +382,7 @@ async def test_answers_are_not_repeated_after_an_outage_with_many_updates(monkey
 
 
 async def test_an_update_that_telegram_does_not_send_again_does_not_block_its_chat(
-    monkeypatch: pytest.MonkeyPatch,
+    constants: Constants,
 ) -> None:
     storage = FaultyStorage(patience=0.01)
     router, handled = counting_router(storage)
@@ -396,7 +396,7 @@ async def test_an_update_that_telegram_does_not_send_again_does_not_block_its_ch
         assert await app.handle(SECRET, message(3, "three")) == 503
         client.away = False
         # Another process may have answered it since.
-        monkeypatch.setattr(sys.modules["stepwell.telegram.receiving.webhook"], "UNANSWERED", 0.0)
+        constants(webhook_unanswered=0.0)
         assert await app.handle(SECRET, message(4, "four")) == 200
         assert not app._unanswered
         assert not app._last

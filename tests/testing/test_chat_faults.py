@@ -13,6 +13,7 @@ from stepwell.errors import BotApiError, BotBlocked, BotUnavailable, InvalidOpti
 from stepwell.fsm import FSM, Context, Flow, Router, callback, command, kind, state, text
 from stepwell.testing import Chat
 from tests.backends import Backend
+from tests.constants import Constants
 
 
 async def remind(ctx: Context) -> None:
@@ -204,10 +205,10 @@ async def test_a_refused_answer_of_a_timer_does_not_stop_the_others() -> None:
     assert len(chat.refused) == 1
 
 
-async def test_an_answer_of_a_timer_that_telegram_would_refuse_fails_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_of_a_timer_that_telegram_would_refuse_fails_the_test(constants: Constants) -> None:
     chat = Chat(make)
     await chat.send("/order")
-    monkeypatch.setattr("stepwell.botapi.formatting.texts.MAX_TEXT", 15)
+    constants(longest_text=15)
     with pytest.raises(BotApiError, match="message is too long"):
         await chat.advance(600)
 

@@ -13,10 +13,10 @@ import pytest
 
 from stepwell.botapi import BotAPI
 from stepwell.botapi.http import serving as botapi_serving
-from stepwell.playground import pages
 from stepwell.playground.play import Playground
 from stepwell.web import serving as web_serving
 from stepwell.web.http import JSONResponse, Request, Response, Route, Starlette, body_of
+from tests.constants import Constants
 
 CAFE = Path(__file__).parents[1] / "playground" / "cafe.py"
 TOKEN = "123456:secret"
@@ -122,10 +122,10 @@ async def test_slow_bytes_do_not_extend_the_timeout(monkeypatch: pytest.MonkeyPa
 
 
 async def test_a_response_may_take_longer_than_the_request_timeout(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, constants: Constants, tmp_path: Path
 ) -> None:
     set_time(monkeypatch, "REQUEST_TIMEOUT", 1.0)
-    monkeypatch.setattr(pages, "HEARTBEAT", 0.1)
+    constants(pages_heartbeat=0.1)
     async with Playground(CAFE, storage=f"sqlite:///{tmp_path}/play.db") as play, httpx.AsyncClient(timeout=60) as http:
         bot = play.api.bot("other_bot")
         polling = {"timeout": 2}
