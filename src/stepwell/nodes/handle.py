@@ -18,7 +18,7 @@ from stepwell.nodes.walk.cursor import current
 from stepwell.options import check_number
 from stepwell.record import RUNS, Stored
 from stepwell.storage.operations import Get
-from stepwell.storage.wakeups import add_listener
+from stepwell.storage.wakeups.local import add_listener
 
 if TYPE_CHECKING:
     from stepwell.nodes.flow import NodeFlow

@@ -16,7 +16,7 @@ from stepwell.nodes.run.notices import run_topic
 from stepwell.nodes.run.streams import MOST, log_of
 from stepwell.options import check_whole
 from stepwell.storage import Storage
-from stepwell.storage.wakeups import add_listener
+from stepwell.storage.wakeups.local import add_listener
 
 __all__ = ["StreamEntry", "follow", "sse"]
 

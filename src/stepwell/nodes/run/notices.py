@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-from stepwell.storage.wakeups import LONGEST_TOPIC, has_listeners, wake
+from stepwell.storage.wakeups.local import LONGEST_TOPIC, has_listeners, wake
 
 if TYPE_CHECKING:
     from stepwell.storage import Storage
