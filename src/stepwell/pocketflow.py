@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from stepwell._secrets import quoted
 from stepwell.nodes.batch.items import BatchSettings, run_items
 from stepwell.nodes.events import emitter
+from stepwell.nodes.graph.base import BaseFlow, Edge, End
 from stepwell.nodes.graph.base import BaseNode as StepwellNode
-from stepwell.nodes.graph.base import Edge, End
-from stepwell.nodes.graph.base_flow import BaseFlow
 from stepwell.nodes.graph.hooks import Hooks, call_hook, hook_of
 from stepwell.nodes.graph.plan import Program, program_of, reach
-from stepwell.nodes.walk.attempts import ExecPolicy, attempt_node
-from stepwell.nodes.walk.cursor import Cursor, current, enter
-from stepwell.nodes.walk.execution import Execution
+from stepwell.nodes.graph.policy import ExecPolicy
+from stepwell.nodes.walk.attempts import attempt_node
+from stepwell.nodes.walk.execution import Cursor, Execution, current, enter
 from stepwell.nodes.walk.on_error import conclude, inside_cancelled, together
 from stepwell.nodes.walk.runner import drive, run_root, walk
 from stepwell.nodes.walk.workgroup import Halt
@@ -60,6 +59,7 @@ class BaseNode(StepwellNode):
 
     _settings: ClassVar[tuple[str, ...]] = ("successors", "prep", "exec", "post")
     _own_params = False
+    _returns_updates = False
     # PocketFlow calls only its own names.
     _strict_hooks = False
 
@@ -124,7 +124,7 @@ class Node(BaseNode):
         raise exc
 
     def _attempts(self) -> ExecPolicy:
-        return ExecPolicy(self.max_retries, max(self.wait, 0), 1, 0, Exception, None, inline=True)
+        return ExecPolicy(max_retries=self.max_retries, wait=max(self.wait, 0), inline=True)
 
     def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
         stage.policy = self._attempts()
@@ -138,7 +138,7 @@ class BatchNode(Node):
     def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
         super()._strategy(build, stage)
         stage.items = _items
-        stage.extra = BatchSettings(1, "stop", None)
+        stage.extra = BatchSettings()
         return run_items
 
 
@@ -160,9 +160,9 @@ class Flow(BaseNode, BaseFlow):
 
     def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
         outside, build.without_loop = build.without_loop, True
-        strategy = super(BaseNode, self)._strategy(build, stage)
+        build.nest(self, stage)
         build.without_loop = outside
-        return strategy
+        return None
 
     def _reachable(self) -> list[StepwellNode]:
         return reach(self.start_node, self._edges_of)
@@ -233,7 +233,7 @@ class AsyncParallelBatchNode(AsyncNode, BatchNode):
 
     def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
         strategy = super()._strategy(build, stage)
-        stage.extra = BatchSettings(None, "stop", None)
+        stage.extra = BatchSettings(concurrency=None)
         stage.items = _all_items
         return strategy
 
@@ -251,7 +251,8 @@ class AsyncFlow(Flow, AsyncNode):
             # run() of an AsyncFlow uses the hooks of Flow.
             stage.prep, stage.post = hook_of(self, "prep"), hook_of(self, "post")
             return super()._strategy(build, stage)
-        return BaseFlow._strategy(self, build, stage)
+        build.nest(self, stage)
+        return None
 
 
 class AsyncBatchFlow(AsyncFlow, BatchFlow):

@@ -229,9 +229,9 @@ async def test_the_test_above_detects_a_cancellation_that_is_not_repeated(
     save = Journal.save
 
     async def forgetful(self: Journal, node: str, **options: Any) -> None:
-        cancel, self.cancel = self.cancel, None
+        cancel, self.mailbox.cancel = self.mailbox.cancel, None
         await save(self, node, **options)
-        self.cancel = cancel
+        self.mailbox.cancel = cancel
 
     monkeypatch.setattr(Journal, "save", forgetful)
     running = await begun(flow, gate)

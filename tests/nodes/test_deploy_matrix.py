@@ -14,8 +14,8 @@ import pytest
 from stepwell import MemoryStorage, Storage
 from stepwell.errors import FlowChanged, Parked
 from stepwell.nodes import BatchNode, Node, NodeFlow, Sleep, Wait, linear, parallel, step
+from stepwell.nodes.graph import loaded
 from stepwell.nodes.graph.base import BaseNode
-from stepwell.nodes.run import loaded
 from stepwell.nodes.run.ids import flow_of_wait
 from stepwell.testing import Clock
 from tests.backends import Backend

@@ -22,7 +22,7 @@ from stepwell.errors import (
 )
 from stepwell.nodes import BatchNode, Node, NodeFlow, Sleep, StoredRun, Wait, linear, parallel, step, worker
 from stepwell.nodes.deploy.migration import Migrate
-from stepwell.nodes.run import loaded
+from stepwell.nodes.graph import loaded
 from stepwell.record import RUNS
 from stepwell.storage import Get
 from tests.backends import Backend

@@ -8,11 +8,8 @@ from typing import Any
 import pytest
 
 from stepwell.nodes import BatchNode, Node, NodeFlow, linear
-from stepwell.nodes.run.error_text import MESSAGE, TRACEBACK, message_of, traceback_of
+from stepwell.nodes.run.errors import MESSAGE, TRACEBACK, message_of, traceback_of
 from stepwell.nodes.run.monitor import RunError
-from stepwell.nodes.run.table import set_table, table_of
-from stepwell.record import RUNS
-from stepwell.slot import Slot
 from stepwell.storage import MemoryStorage, Storage
 from stepwell.testing import Clock
 
@@ -75,21 +72,6 @@ async def test_the_time_of_an_error_is_that_of_the_storage() -> None:
     clock = Clock()
     async with MemoryStorage(clock=clock) as storage:
         assert (await kept(linear(Fails, storage=storage))).at == clock()
-
-
-async def test_the_errors_of_older_records_are_read(storage: Storage) -> None:
-    flow = linear(Fails(name="a"), storage=storage)
-    await kept(flow)
-    async with Slot(storage, RUNS, "r") as slot:
-        table = table_of(slot.head, slot.address) or {}
-        table["errors"] = [row[:4] for row in table["errors"]]
-        set_table(slot, table)
-        await slot.commit()
-    old = (await flow.status("r")).errors[0]
-    assert (old.message, old.traceback, old.attempt) == ("no luck", "", 1)
-    with pytest.raises(Boom):
-        await flow.resume("r")
-    assert [bool(error.traceback) for error in (await flow.status("r")).errors] == [True, False]
 
 
 def caught(action: Any, *args: Any) -> BaseException:

@@ -28,9 +28,9 @@ from stepwell.errors import (
 )
 from stepwell.errors.wording import counted
 from stepwell.nodes import Node, NodeFlow, RunHandle, Sleep, StoredRun, Wait, linear, parallel, step, worker
-from stepwell.nodes.control import ending, loop_lag
+from stepwell.nodes.control import ending
+from stepwell.nodes.run import deaths, lease, mail
 from stepwell.nodes.run import journal as journal_module
-from stepwell.nodes.run import lease, mail
 from stepwell.record import RUNS
 from stepwell.testing import Clock, FaultyStorage
 from tests.backends import Backend
@@ -430,7 +430,7 @@ async def test_a_node_that_blocks_the_loop_for_longer_than_the_lease_is_stuck_in
 
 def test_the_lag_of_a_loop_does_not_keep_the_loop() -> None:
     async def measured() -> weakref.ref[asyncio.AbstractEventLoop]:
-        loop_lag.measure().end()
+        deaths.measure_lag().end()
         await asyncio.sleep(0)
         return weakref.ref(asyncio.get_running_loop())
 

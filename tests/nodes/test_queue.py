@@ -29,7 +29,7 @@ from stepwell.errors import (
 from stepwell.nodes import Limit, Node, NodeFlow, RunHandle, Wait, linear, step, worker
 from stepwell.nodes.queue import partitions
 from stepwell.nodes.queue.rates import Rate
-from stepwell.nodes.run_sources import sources_of
+from stepwell.nodes.workers.run_sources import sources_of
 from stepwell.record import PARTITIONS, RATES, RUNS, Address, Change, Head, Queue
 from stepwell.storage.operations import Apply, Get
 from stepwell.testing import Clock

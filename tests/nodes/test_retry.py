@@ -11,7 +11,7 @@ import pytest
 
 from stepwell.errors import InvalidGraph, InvalidOption, NodeTimeout
 from stepwell.nodes import BatchNode, Failed, Node, NodeFlow, linear, step
-from stepwell.nodes.walk.attempts import ExecPolicy
+from stepwell.nodes.graph.policy import ExecPolicy
 from tests.until import forever
 
 
@@ -81,13 +81,13 @@ def test_max_retries_and_wait_are_positional_as_in_pocketflow():
 
 
 def test_waits_grow_by_the_backoff_and_vary_by_the_jitter():
-    policy = ExecPolicy(10, 2, 3, 0, Exception, None, inline=False)
+    policy = ExecPolicy(max_retries=10, wait=2, backoff=3)
     assert [policy.delay(n) for n in (1, 2, 3)] == [2, 6, 18]
     random.seed(1)
-    delays = [ExecPolicy(10, 2, 1, 0.5, Exception, None, inline=False).delay(1) for _ in range(100)]
+    delays = [ExecPolicy(max_retries=10, wait=2, jitter=0.5).delay(1) for _ in range(100)]
     assert all(2 <= delay <= 2.5 for delay in delays)
     assert len(set(delays)) > 50
-    assert ExecPolicy(10**6, 1, 10, 0, Exception, None, inline=False).delay(10**6) > 0
+    assert ExecPolicy(max_retries=10**6, wait=1, backoff=10).delay(10**6) > 0
 
 
 async def test_between_attempts_it_waits(monkeypatch):

@@ -15,7 +15,7 @@ import pytest
 from stepwell import MemoryStorage, Storage
 from stepwell.errors import CorruptRecord, EncodeError, InvalidOption, UnknownSchedule
 from stepwell.nodes import Node, NodeFlow, Schedules, cron, every, linear, worker
-from stepwell.nodes.schedules.ticks import Missed, Timing, tick_id
+from stepwell.nodes.workers.ticks import Missed, Timing, tick_id
 from stepwell.record import SCHEDULES
 from stepwell.storage.operations import Claim
 from stepwell.testing import Clock

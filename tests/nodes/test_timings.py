@@ -8,10 +8,6 @@ from typing import Any
 import pytest
 
 from stepwell.nodes import BatchNode, Node, NodeFlow, Parked, Wait, parallel
-from stepwell.nodes.run.monitor import CompletedNode
-from stepwell.nodes.run.table import set_table, table_of
-from stepwell.record import RUNS
-from stepwell.slot import Slot
 from stepwell.storage import Storage
 from tests.backends import Backend
 
@@ -96,23 +92,3 @@ async def test_the_times_are_bounded_by_the_trail(storage: Storage) -> None:
     run = await NodeFlow(node, name="looping").status("one", storage=storage)
     assert len(run.completed) == len(run.path) == 20
     assert all(each.duration is not None for each in run.completed)
-
-
-async def test_a_run_without_times_is_read_and_continued(storage: Storage) -> None:
-    flow = chain(Node(name="first"), Wait(name="ask"), Node(name="end"))
-    with pytest.raises(Parked):
-        await flow.run({}, storage=storage, flow_id="one", keep=True)
-    # Damaged, and in a form that is not known.
-    for times in ({}, {"times": "soon"}):
-        async with Slot(storage, RUNS, "one") as slot:
-            table = table_of(slot.head, slot.address) or {}
-            table.pop("times", None)
-            set_table(slot, {**table, **times})
-            await slot.commit()
-        run = await flow.status("one", storage=storage)
-        assert run.completed == (CompletedNode("first"),)
-    await flow.resume("one", "yes", storage=storage)
-    run = await flow.status("one", storage=storage)
-    assert [(each.node, each.started_at is None) for each in run.completed] == [
-        ("first", True), ("ask", False), ("end", False),
-    ]  # fmt: skip

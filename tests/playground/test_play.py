@@ -20,7 +20,6 @@ from stepwell.fsm import Flow, state
 from stepwell.fsm.flows.description import describe
 from stepwell.nodes import END, Node, NodeFlow
 from stepwell.nodes.graph.plan import program_of
-from stepwell.nodes.graph.shape import graph_of
 from stepwell.playground import report_server
 from stepwell.playground.board import Board
 from stepwell.playground.events.undo import step_back
@@ -496,7 +495,7 @@ def test_a_node_flow_is_described_as_it_is_drawn() -> None:
     one - "stop" >> END
     two >> inner
     flow = NodeFlow(one, name="outer")
-    graph = describe_graph("outer", graph_of(program_of(flow, without_loop=False)))
+    graph = describe_graph("outer", program_of(flow, without_loop=False).graph)
     assert graph["states"] == ["one", "two", "inner"]
     assert graph["edges"] == [["one", "two", "skip"], ["two", "inner", ""]]
     assert (graph["start"], graph["ends"]) == ("one", ["inner", "one"])

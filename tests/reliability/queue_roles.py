@@ -49,7 +49,7 @@ def hurry() -> None:
     """Shorten leases and the check of partitions in this process."""
     lease.LEASE, journal.WATCH = LEASE, WATCH
     # The package has a function of the same name.
-    importlib.import_module("stepwell.nodes.worker").REPAIR_EVERY = 0.5
+    importlib.import_module("stepwell.nodes.workers.worker").REPAIR_EVERY = 0.5
 
 
 async def work_off(storage: Storage, report: Report, *, concurrency: int) -> None:

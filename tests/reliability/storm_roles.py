@@ -15,8 +15,8 @@ from stepwell import Storage
 from stepwell.errors import Conflict, Parked, RunBusy, RunCancelled, RunFinished, RunPaused, UnknownRun, UsageError
 from stepwell.nodes import BatchNode, ChildMap, Node, NodeFlow, Sleep, Wait, every, linear, parallel, step, worker
 from stepwell.nodes.queue import partitions
-from stepwell.nodes.run import journal, table, waits
-from stepwell.nodes.schedules import stored
+from stepwell.nodes.run import journal, table
+from stepwell.nodes.workers import stored
 from stepwell.record import RUNS
 from tests.reliability.queue_roles import hurry
 from tests.until import until
@@ -232,15 +232,15 @@ def _share_partitions() -> None:
 
 def _lose_answers() -> None:
     """Drop every third answer."""
-    deliver = waits.deliver
+    deliver = journal.Journal.deliver
 
     def lossy(run: journal.Journal) -> bool:
-        for name in [name for name in run.mail if table.kind_of_mail(name) == "answer"]:
+        for name in run.mailbox.of_kind("answer"):
             if random.random() < 1 / 3:
-                run.use_mail(name)
+                run.mailbox.use(name)
         return deliver(run)
 
-    waits.deliver = journal.deliver = lossy
+    setattr(journal.Journal, "deliver", lossy)  # noqa: B010 - mypy refuses the assignment of a method
 
 
 def _lose_ticks() -> None:

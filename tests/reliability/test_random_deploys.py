@@ -16,8 +16,8 @@ from stepwell.errors import FlowChanged, Parked, StepwellError
 from stepwell.nodes import BatchNode, Node, NodeFlow, Sleep, Wait, parallel, step
 from stepwell.nodes.deploy import loading
 from stepwell.nodes.deploy.position import new_path
+from stepwell.nodes.graph import loaded
 from stepwell.nodes.graph.base import BaseNode
-from stepwell.nodes.run import loaded
 from stepwell.testing import Clock
 from tests.reliability.dose import dose, seeded
 

@@ -66,7 +66,7 @@ class Operations:
         self._log = log
         self._known: dict[str, Any] | None = None
         #: The place of operations outside a run of an agent.
-        self.root: Place = Place(self, "", None)
+        self.root: StepPlace = StepPlace(self, "", None)
 
     async def run(self, key: str, body: Callable[[], Awaitable[object]]) -> object:
         """Return the stored result of an operation, or run it and store its result."""
@@ -111,14 +111,14 @@ class Operations:
         return await run_in_loop(self._log.storage, work, self._log.address.text)
 
 
-class Place:
+class StepPlace:
     """Where operations are numbered: a run of an agent, or an operation in which other agents run.
 
     Only what happens in the same place has a fixed order. Runs of agents may be concurrent, and what happens inside an
     operation does not happen again once its result is stored.
     """
 
-    def __init__(self, operations: Operations, prefix: str, outer: Place | None) -> None:
+    def __init__(self, operations: Operations, prefix: str, outer: StepPlace | None) -> None:
         self.operations = operations
         self.outer = outer
         self.ended = False
@@ -133,7 +133,7 @@ class Place:
     @contextmanager
     def inside(self, key: str) -> Iterator[None]:
         """Make an operation or run the current place."""
-        place = Place(self.operations, f"{key}/", self)
+        place = StepPlace(self.operations, f"{key}/", self)
         _place.set(place)
         try:
             yield
@@ -143,10 +143,10 @@ class Place:
             _place.set(self)
 
 
-_place: ContextVar[Place | None] = ContextVar("stepwell_pydantic_ai_place", default=None)
+_place: ContextVar[StepPlace | None] = ContextVar("stepwell_pydantic_ai_place", default=None)
 
 
-def place_of(here: DurableStep) -> Place:
+def place_of(here: DurableStep) -> StepPlace:
     """Return the place of the current task in the step that is running."""
     operations = operations_of(here)
     place = _place.get()

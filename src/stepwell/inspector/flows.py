@@ -10,7 +10,7 @@ from stepwell.errors import InvalidOption
 from stepwell.fsm import FSM, Flow, Router
 from stepwell.fsm.engine import FlowDescription, describe
 from stepwell.nodes import NodeFlow
-from stepwell.nodes.engine import graph_of, program_of
+from stepwell.nodes.engine import program_of
 from stepwell.web.diagrams import describe_flow, describe_graph
 
 __all__ = ["KnownFlows"]
@@ -32,7 +32,7 @@ class KnownFlows:
             self.conversations |= given.flows
         elif isinstance(given, NodeFlow):
             name = given._title()
-            self._node_flows[name] = describe_graph(name, graph_of(program_of(given, without_loop=False)))
+            self._node_flows[name] = describe_graph(name, program_of(given, without_loop=False).graph)
         elif isinstance(given, type) and issubclass(given, Flow):
             described = describe(given)
             self.conversations[described.name] = described

@@ -62,14 +62,14 @@ from stepwell.nodes.queue.limits import Limit
 from stepwell.nodes.run.ids import new_flow_id
 from stepwell.nodes.run.monitor import Run
 from stepwell.nodes.run.waits import Answered
-from stepwell.nodes.schedules.schedule import Schedule, Schedules, cron, every
-from stepwell.nodes.schedules.stored import ScheduleStatus
 from stepwell.nodes.sequence import linear, with_error_handling
 from stepwell.nodes.step import Step, step
 from stepwell.nodes.stream import StreamEntry, sse
 from stepwell.nodes.wait import Sleep, Wait
 from stepwell.nodes.walk.on_error import Failed
-from stepwell.nodes.worker import worker
+from stepwell.nodes.workers.schedule import Schedule, Schedules, cron, every
+from stepwell.nodes.workers.stored import ScheduleStatus
+from stepwell.nodes.workers.worker import worker
 
 __all__ = [
     "END",

@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from stepwell._secrets import quoted
 from stepwell.errors import UsageError, WorkCancelled
-from stepwell.nodes.batch.items import close_source
+from stepwell.nodes.batch.in_loop import close_source
 from stepwell.nodes.batch.node import BatchNode, checked_items
 from stepwell.nodes.events import Event
 from stepwell.nodes.flow import NodeFlow
-from stepwell.nodes.graph.base_flow import apply_updates
 from stepwell.nodes.graph.hooks import call_hook
 from stepwell.nodes.graph.plan import program_of
 from stepwell.nodes.run.ids import new_flow_id
-from stepwell.nodes.walk.cursor import Cursor, enter, leave
-from stepwell.nodes.walk.execution import Execution
+from stepwell.nodes.walk.execution import Cursor, Execution, enter, leave
 from stepwell.nodes.walk.on_error import attach
 from stepwell.nodes.walk.runner import copy_node, run_root
 from stepwell.nodes.walk.threads import settled
@@ -137,10 +135,7 @@ class _BackgroundRun:
         await self._save()
 
     async def _run_flow(self, run: Execution) -> None:
-        root = self.program.root
-        result = await run_root(root, run, self.state, {})
-        if isinstance(result, tuple):
-            apply_updates(root, result, self.state)
+        await run_root(self.program.root, run, self.state, {})
 
     async def _items(self, run: Execution, first: Stage) -> Iterable[Any] | AsyncIterable[Any]:
         token = enter(Cursor(run, first.path))

@@ -31,7 +31,7 @@ from stepwell.options import check_instance
 
 if TYPE_CHECKING:
     from stepwell.nodes.graph.plan import Build, Stage, Strategy
-    from stepwell.nodes.walk.cursor import Cursor
+    from stepwell.nodes.walk.execution import Cursor
 
 __all__ = ["ChildMap"]
 
@@ -80,13 +80,10 @@ class ChildMap(BaseNode):
         return dict(item) if isinstance(item, Mapping) else {"item": item}
 
     def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
-        why = f"{stage.path} starts child runs"
-        build.want_storage_for.append(why)
-        build.want_loop_for.append(why)
         stage.items = checked_items
         if build.durable:
             stage.durable = run_children
-        return _needs_storage
+        return build.need_storage(stage, "starts child runs")
 
 
 async def run_children(stage: Stage, cursor: Cursor, node: ChildMap, shared: Any, inside: bool) -> tuple[Any, Any]:
@@ -95,7 +92,7 @@ async def run_children(stage: Stage, cursor: Cursor, node: ChildMap, shared: Any
     assert branch is not None
     journal, path = branch.journal, stage.path
     if inside:
-        items = [item for part in journal.parts_of(path, "items") for item in part]
+        items = [item for part in journal.parts.all_of(path, "items") for item in part]
     else:
         items = await as_list(stage.items(stage, await call_hook(stage.prep, node, shared)))
         place = children.place_of(branch, path, cursor.visit)
@@ -119,7 +116,7 @@ class _Children:
         #: With ``"collect"``: the items whose children have failed.
         self._failed: list[int] = list(self._wait.get("failed", ()))
         self._errors: list[RunFailed | RunStuck | RunCancelled | UnknownRun] = []
-        self._parts: list[list[Any]] = journal.parts_of(stage.path, "done")
+        self._parts: list[list[Any]] = journal.parts.all_of(stage.path, "done")
         self._done: dict[int, Any] = {
             index: Failed(items[index], KeptError(*error)) if error else result
             for part in self._parts
@@ -146,8 +143,7 @@ class _Children:
             more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
             conclude(self._node.on_error, self._errors, what, names=", ".join(names[:NAMED]) + more)
         if self._running:
-            if self._journal.recoveries:
-                self._journal.recover()
+            self._journal.recover()
             raise Park
         return [self._done[index] for index in range(len(self._items))]
 
@@ -197,10 +193,6 @@ class _Children:
             shared,
             storage=self._storage,
             flow_id=self._child(index).id,
-            partition=None,
-            after=None,
-            priority=0,
-            params={},
             keep=submitting.kept_child(flow.keep),
             parent=children.parent_of(self._journal),
         )
@@ -214,7 +206,7 @@ class _Children:
         number = len(self._parts)
         if rows and not self._put(number, rows):
             for offset, row in enumerate(rows):
-                self._journal.put(self._path, "done", number + offset, [row])
+                self._journal.parts.put(self._path, "done", number + offset, [row])
         progress = [len(self._done) + len(self._failed), len(self._items)]
         self._wait = {**self._wait, "running": sorted(self._running), "progress": progress}
         self._wait.pop("answer", None)
@@ -228,11 +220,7 @@ class _Children:
     def _put(self, number: int, rows: list[Any]) -> bool:
         """Write a part of results, and return whether it is small enough."""
         try:
-            self._journal.put(self._path, "done", number, rows)
+            self._journal.parts.put(self._path, "done", number, rows)
         except TooLarge:
             return False
         return True
-
-
-async def _needs_storage(stage: Stage, cursor: Any, node: Any, prep_res: Any, shared: Any) -> Any:
-    raise UsageError(f"{stage.path} starts child runs, so its run needs a storage: run(shared, storage=...)")

@@ -1,14 +1,13 @@
 """The names of node flows for adapters and tools: how runs are taken from queues, stored and shown."""
 
 from stepwell.nodes.control.requests import answer
-from stepwell.nodes.graph.plan import program_of
-from stepwell.nodes.graph.shape import graph_of
-from stepwell.nodes.run.error_text import message_of
+from stepwell.nodes.graph.plan import graph_of, program_of
+from stepwell.nodes.run.errors import message_of
 from stepwell.nodes.run.ids import flow_of_wait
 from stepwell.nodes.run.monitor import OpenWait, Status, run_of, status
 from stepwell.nodes.run.table import FINAL, flow_of_index, table_of
 from stepwell.nodes.step import DurableStep, durable_step
-from stepwell.nodes.task_queue import QueuedRun, RunTasks
+from stepwell.nodes.workers.task_queue import QueuedRun, RunTasks
 
 __all__ = [
     "FINAL",

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from stepwell._secrets import quoted
 from stepwell.errors import Parked
-from stepwell.nodes.graph.shape import FlowGraph, graph_of
+from stepwell.nodes.graph.shape import FlowGraph
 from stepwell.options import check_function, check_not_async
 
 if TYPE_CHECKING:
-    from stepwell.nodes.walk.cursor import Cursor
-    from stepwell.nodes.walk.execution import Emit, EventKind
+    from stepwell.nodes.walk.execution import Cursor, Emit, EventKind
 
 __all__ = ["Event", "Subscriber", "add_subscriber", "emitter", "subscribe"]
 
@@ -112,7 +111,7 @@ def emitter(flow: str, extra: Subscriber | None = None, own: Sequence[Subscriber
             item=cursor.item,
             attempt=cursor.attempt,
             duration=None if began is None else now - began,
-            graph=graph_of(cursor.run.program) if kind == "run.started" else None,
+            graph=cursor.run.program.graph if kind == "run.started" else None,
             **fields,
         )
         for subscriber in subscribers:

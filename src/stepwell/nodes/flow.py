@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from contextlib import aclosing
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 from stepwell._portal import sync
-from stepwell.errors import InsideLoop, Parked, UsageError
-from stepwell.nodes.control import runs
+from stepwell.errors import InsideLoop, Parked, RunBusy, UsageError
+from stepwell.nodes.control import requests, runs
 from stepwell.nodes.control.options import (
     IfExists,
     OnCancel,
     OnPark,
     check_choices,
+    check_options,
     check_unkept,
     checked_params,
     checked_retention,
@@ -23,15 +25,17 @@ from stepwell.nodes.control.options import (
     storage_for,
 )
 from stepwell.nodes.deploy.migration import Migrate, check_deploy_options
-from stepwell.nodes.events import Subscriber
-from stepwell.nodes.flow_runs import FlowRuns
+from stepwell.nodes.events import Subscriber, add_subscriber, emitter
 from stepwell.nodes.graph.base import BaseNode
-from stepwell.nodes.graph.base_flow import apply_updates
-from stepwell.nodes.graph.building import UNNAMED, OnUnknownAction
-from stepwell.nodes.graph.plan import program_of
+from stepwell.nodes.graph.building import UNNAMED, NodeGraph, OnUnknownAction
+from stepwell.nodes.graph.plan import Program, program_of
 from stepwell.nodes.handle import RunHandle
 from stepwell.nodes.queue import submitting
-from stepwell.nodes.walk.execution import check_concurrency
+from stepwell.nodes.run import monitor
+from stepwell.nodes.run.ids import check_flow_id, flow_of_wait
+from stepwell.nodes.run.waits import Answered
+from stepwell.nodes.stream import StreamEntry, follow
+from stepwell.nodes.walk.execution import Execution, check_concurrency
 from stepwell.nodes.walk.runner import drive, run_root
 from stepwell.options import check_whole
 from stepwell.storage.urls import as_storage
@@ -43,7 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["NodeFlow"]
 
 
-class NodeFlow(FlowRuns):
+class NodeFlow(NodeGraph):
     """A graph of nodes that work on one shared state. A run follows the edges until an action has none.
 
     Build it with ``add_node``, ``connect`` and ``start``, which take nodes and node classes, or with ``start=`` and
@@ -106,7 +110,7 @@ class NodeFlow(FlowRuns):
             # A subclass may have a method of this name.
             self.migrate: Migrate | None = migrate
         self._built_at = monotonic()
-        self._subscribers = []
+        self._subscribers: list[Subscriber] = []
         if start is not None:
             self.start(start)
 
@@ -187,9 +191,7 @@ class NodeFlow(FlowRuns):
         if program.want_storage is not None:
             raise UsageError(f"{program.want_storage}, so the run needs a storage: run(shared, storage=...)")
         run = self._new_execution(program, flow_id, concurrency, on_event)
-        result = await run_root(program.root, run, shared, checked_params(params, stored=False))
-        if isinstance(result, tuple):
-            apply_updates(program.root, result, shared)
+        await run_root(program.root, run, shared, checked_params(params, stored=False))
         return shared
 
     @overload
@@ -205,18 +207,7 @@ class NodeFlow(FlowRuns):
         self, shared: dict[str, Any] | None = None, *, on_park: Literal["return"], **options: Unpack[RunOptions]
     ) -> dict[str, Any] | RunHandle: ...
     def run_sync(
-        self,
-        shared: dict[str, Any] | None = None,
-        *,
-        storage: Storage | str | None = None,
-        flow_id: str | None = None,
-        params: Mapping[str, Any] | None = None,
-        if_exists: IfExists = "raise",
-        keep: Retention | None = None,
-        on_cancel: OnCancel = "interrupt",
-        on_park: OnPark = "raise",
-        concurrency: int | None = None,
-        on_event: Subscriber | None = None,
+        self, shared: dict[str, Any] | None = None, *, on_park: OnPark = "raise", **options: Unpack[RunOptions]
     ) -> dict[str, Any] | RunHandle:
         """Run the flow without an event loop, with the arguments of :meth:`run`.
 
@@ -226,32 +217,20 @@ class NodeFlow(FlowRuns):
         """
         shared = checked_shared(shared)
         program = program_of(self, without_loop=True)
-        if program.want_loop is None and storage is None and self.storage is None:
-            check_unkept(if_exists, keep, on_cancel, on_park)
-            run = self._new_execution(program, flow_id, concurrency, on_event, without_loop=True)
-            result = drive(run_root(program.root, run, shared, checked_params(params, stored=False)))
-            if isinstance(result, tuple):
-                apply_updates(program.root, result, shared)
+        if program.want_loop is None and options.get("storage") is None and self.storage is None:
+            check_options("run_sync", options, RunOptions)
+            given: Callable[..., Any] = options.get
+            check_unkept(given("if_exists", "raise"), given("keep"), given("on_cancel", "interrupt"), on_park)
+            limit, on_event = given("concurrency"), given("on_event")
+            run = self._new_execution(program, given("flow_id"), limit, on_event, without_loop=True)
+            drive(run_root(program.root, run, shared, checked_params(given("params"), stored=False)))
             return shared
         if asyncio._get_running_loop() is not None:
             why = program.want_loop or "the run has a storage"
             raise InsideLoop(f"{why}, so await {self._title()}.run(...)")
         # One call for both overloads.
         run_either: Callable[..., Coroutine[Any, Any, dict[str, Any] | RunHandle]] = self.run
-        return sync(
-            run_either(
-                shared,
-                storage=storage,
-                flow_id=flow_id,
-                params=params,
-                if_exists=if_exists,
-                keep=keep,
-                on_cancel=on_cancel,
-                on_park=on_park,
-                concurrency=concurrency,
-                on_event=on_event,
-            )
-        )
+        return sync(run_either(shared, on_park=on_park, **options))
 
     async def submit(
         self,
@@ -294,34 +273,182 @@ class NodeFlow(FlowRuns):
             )
         return RunHandle(submitted, self, storage)
 
-    def submit_sync(
-        self,
-        shared: dict[str, Any] | None = None,
-        *,
-        flow_id: str | None = None,
-        partition: str | int | None = None,
-        after: float | None = None,
-        priority: int = 0,
-        params: Mapping[str, Any] | None = None,
-        keep: Retention | None = None,
-        storage: Storage | str | None = None,
-    ) -> RunHandle:
+    def submit_sync(self, shared: dict[str, Any] | None = None, **options: Unpack[SubmitOptions]) -> RunHandle:
         """:meth:`submit` without an event loop, on the library's background loop."""
-        return sync(
-            self.submit(
-                shared,
-                flow_id=flow_id,
-                partition=partition,
-                after=after,
-                priority=priority,
-                params=params,
-                keep=keep,
-                storage=storage,
-            )
-        )
+        return sync(self.submit(shared, **options))
+
+    async def resume(
+        self,
+        flow_id: str,
+        value: Any = ...,
+        *,
+        storage: Storage | str | None = None,
+        concurrency: int | None = None,
+        on_event: Subscriber | None = None,
+    ) -> dict[str, Any]:
+        """Resume a run that was interrupted or paused, has failed or waits, and return its final state.
+
+        ``flow_id`` is the id of the run or of one of its waits. With the id of a wait, ``value`` answers that wait,
+        once: a second answer is ignored, and the run continues or returns its state. With the id of the run,
+        ``value`` answers its open wait, or replaces the answer that it failed on; with several open waits this raises
+        ``UsageError``. If the runner of the run has died, this waits until its lease has ended.
+        """
+        async with storage_for(self, storage) as found:
+            new_execution = partial(self._new_execution, concurrency=concurrency, on_event=on_event)
+            return await runs.resume(self, flow_id, value, storage=found, new_execution=new_execution)
+
+    def resume_sync(self, flow_id: str, value: Any = ..., **options: Unpack[ResumeOptions]) -> dict[str, Any]:
+        """:meth:`resume` without an event loop, on the library's background loop."""
+        return sync(self.resume(flow_id, value, **options))
+
+    @overload
+    async def answer(
+        self, wait_id: str, value: Any, *, run: Literal[False] = False, storage: Storage | str | None = None
+    ) -> Answered: ...
+    @overload
+    async def answer(
+        self, wait_id: str, value: Any, *, run: Literal[True], storage: Storage | str | None = None
+    ) -> dict[str, Any]: ...
+    async def answer(
+        self, wait_id: str, value: Any, *, run: bool = False, storage: Storage | str | None = None
+    ) -> dict[str, Any] | Answered:
+        """Store the answer to a wait, even while the run is busy in another branch.
+
+        A worker takes up a parked run at once; with ``run=True`` this call continues it, and returns its final state as
+        :meth:`resume` does. A busy run uses the answer when all its branches wait or have ended. A wait is answered
+        once: the returned :class:`Answered` says whether this answer was stored, and why not. ``wait_id`` may be the id
+        of the run, if it has one open wait. Raises ``UsageError`` if the run never asked this question, and
+        ``RunFinished`` if it has finished and was not kept.
+        """
+        async with storage_for(self, storage) as found:
+            if not run:
+                return await requests.answer(self, wait_id, value, storage=found)
+            try:
+                # A run without a runner needs no mail, and no worker can take it up first.
+                return await runs.resume(self, wait_id, value, storage=found, new_execution=self._new_execution, wait=0)
+            except RunBusy:
+                await requests.answer(self, wait_id, value, storage=found)
+            return await runs.resume(self, wait_id, ..., storage=found, new_execution=self._new_execution)
+
+    async def signal(self, flow_id: str, name: str, value: Any = None, *, storage: Storage | str | None = None) -> None:
+        """Send a signal to a run, for a ``Wait(..., signal=name)``.
+
+        Signals of one name are used in the order in which they were sent, each by one wait. A signal is stored until
+        the run gets to a wait for it, and dropped when the run ends. Raises ``InvalidOption`` if no node of this flow
+        waits for the signal, and ``RunFinished`` or ``RunCancelled`` if the run has ended.
+        """
+        async with storage_for(self, storage) as found:
+            await requests.signal(self, flow_of_wait(flow_id) or flow_id, name, value, storage=found)
+
+    async def cancel(self, flow_id: str, reason: str | None = None, *, storage: Storage | str | None = None) -> None:
+        """End a run as cancelled, and return when it has ended.
+
+        A node that is running gets ``asyncio.CancelledError``: at once if the run is in this process, else when its
+        runner next commits a node or renews its lease, every 3 seconds. A ``def`` hook in a thread ends first. So does
+        a node that suppresses the error: if it never returns, this call does not return either. The record is kept, for
+        a day unless the flow has ``keep``; ``resume`` and a pending ``run`` raise :class:`RunCancelled`. Cancelling a
+        run twice does nothing. Raises ``RunFinished`` if the run finished before.
+        """
+        async with storage_for(self, storage) as found:
+            await requests.cancel(self, flow_of_wait(flow_id) or flow_id, reason, storage=found)
+
+    async def pause(self, flow_id: str, *, storage: Storage | str | None = None) -> None:
+        """Stop a run after the nodes that it runs now, and return when it has stopped.
+
+        Its status is ``paused``, and no worker continues it. :meth:`resume` continues it here, ``retry([flow_id])`` on
+        a worker. A pending ``run`` raises :class:`RunPaused`. A run that is queued, waits or sleeps is paused at once;
+        its timeouts fire when it is resumed. A paused run does not keep its partition. Raises ``RunFinished`` if the
+        run finished first.
+        """
+        async with storage_for(self, storage) as found:
+            await requests.pause(self, flow_of_wait(flow_id) or flow_id, storage=found)
+
+    async def retry(
+        self,
+        flow_ids: Iterable[str] | None = None,
+        *,
+        status: requests.Retried = "failed",
+        limit: int | None = None,
+        storage: Storage | str | None = None,
+    ) -> int:
+        """Put runs that have failed, are stuck or paused into the queue again, and return how many.
+
+        A worker continues each of them at the node that it stopped at. Raises ``UnknownRun`` if there is no run of one
+        of the ids; none is put into the queue then. A run that has finished is left out.
+
+        :param flow_ids: the ids of the runs, or one id; by default all runs of ``status``.
+        :param status: ``"failed"``, ``"stuck"`` or ``"paused"``.
+        :param limit: the most runs to retry.
+        """
+        async with storage_for(self, storage) as found:
+            return await requests.retry(self, flow_ids, status, limit, storage=found)
+
+    async def status(self, flow_id: str, *, storage: Storage | str | None = None) -> monitor.Run:
+        """Return the status of a run in any process, from its storage; raise ``UnknownRun`` if there is none."""
+        async with storage_for(self, storage) as found:
+            return await monitor.status(found, flow_of_wait(flow_id) or flow_id)
+
+    async def runs(
+        self, status: monitor.Status | None = None, *, storage: Storage | str | None = None
+    ) -> AsyncIterator[monitor.Run]:
+        """Yield the runs of this flow that have not finished, or those of one status; use ``async for``."""
+        async with storage_for(self, storage) as found:
+            async for run in monitor.runs(found, self._title(), status, revision=self.revision):
+                yield run
+
+    async def stream(
+        self, flow_id: str, *, after: int = 0, storage: Storage | str | None = None
+    ) -> AsyncIterator[StreamEntry]:
+        """Yield the values that the nodes of a run write with ``step().write(value)``, until the run has ended.
+
+        To continue after a disconnect, in any process, pass the ``number`` of the last value as ``after``. It waits
+        while the run waits, sleeps or is paused. Raises ``UnknownRun`` if there is no such run::
+
+            async for entry in flow.stream("order-42"):
+                print(entry.value, end="")
+        """
+        async with storage_for(self, storage) as found, aclosing(follow(found, flow_id, after)) as entries:
+            async for entry in entries:
+                yield entry
+
+    def subscribe(self, callback: Subscriber) -> Callable[[], None]:
+        """Call ``callback(event)`` with every :class:`Event` of this flow's runs in this process.
+
+        Return a function that ends the subscription. If this flow is a node of another flow, it has no run of its
+        own, and no events. The rules of :func:`stepwell.nodes.subscribe` apply::
+
+            end = flow.subscribe(lambda event: print(event.kind, event.node, event.duration))
+        """
+        return add_subscriber(self._subscribers, callback)
 
     def _kind(self) -> str:
         return UNNAMED if type(self) is NodeFlow else type(self).__name__
+
+    def _new_execution(
+        self,
+        program: Program,
+        flow_id: str | None,
+        concurrency: int | None = None,
+        on_event: Subscriber | None = None,
+        *,
+        without_loop: bool = False,
+        cancels: bool = False,
+    ) -> Execution:
+        if concurrency is not None:
+            check_concurrency(concurrency)
+        if flow_id is not None:
+            check_flow_id(flow_id)
+        title = self._title()
+        emit = emitter(title, on_event, self._subscribers)
+        return Execution(
+            program,
+            name=title,
+            without_loop=without_loop,
+            flow_id=flow_id,
+            concurrency=concurrency,
+            emit=emit,
+            cancels=cancels,
+        )
 
 
 class RunOptions(TypedDict, total=False):
@@ -333,5 +460,25 @@ class RunOptions(TypedDict, total=False):
     if_exists: IfExists
     keep: Retention | None
     on_cancel: OnCancel
+    concurrency: int | None
+    on_event: Subscriber | None
+
+
+class SubmitOptions(TypedDict, total=False):
+    """The options of :meth:`NodeFlow.submit`."""
+
+    flow_id: str | None
+    partition: str | int | None
+    after: float | None
+    priority: int
+    params: Mapping[str, Any] | None
+    keep: Retention | None
+    storage: Storage | str | None
+
+
+class ResumeOptions(TypedDict, total=False):
+    """The options of :meth:`NodeFlow.resume`."""
+
+    storage: Storage | str | None
     concurrency: int | None
     on_event: Subscriber | None

@@ -8,22 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 from stepwell._secrets import quoted
 from stepwell.codec.large import open_data
-from stepwell.errors import RunCancelled, RunFailed, RunStuck, UnknownRun
+from stepwell.errors import RunCancelled, RunFailed, RunStuck
+from stepwell.nodes.control import requests
 from stepwell.nodes.control.options import storage_for
 from stepwell.nodes.queue import children
 from stepwell.nodes.run import monitor
 from stepwell.nodes.run.notices import run_topic
-from stepwell.nodes.run.table import table_of
-from stepwell.nodes.walk.cursor import current
+from stepwell.nodes.run.reading import ReadRun, read_known_run
+from stepwell.nodes.walk.execution import current
 from stepwell.options import check_number
-from stepwell.record import RUNS, Stored
-from stepwell.storage.operations import Get
 from stepwell.storage.wakeups.local import add_listener
 
 if TYPE_CHECKING:
-    from stepwell.nodes.flow import NodeFlow
+    from stepwell.nodes.graph.base import BaseFlow
     from stepwell.nodes.run.waits import Answered
-    from stepwell.nodes.walk.cursor import Cursor
+    from stepwell.nodes.walk.execution import Cursor
     from stepwell.storage import Storage
 
 __all__ = ["RunHandle"]
@@ -44,7 +43,7 @@ class RunHandle:
 
     __slots__ = ("_flow", "_storage", "id")
 
-    def __init__(self, id: str, flow: NodeFlow, storage: Storage | str | None = None) -> None:  # noqa: A002
+    def __init__(self, id: str, flow: BaseFlow, storage: Storage | str | None = None) -> None:  # noqa: A002
         #: The id of the run.
         self.id: str = id
         self._flow = flow
@@ -63,11 +62,13 @@ class RunHandle:
 
         Return what has become of it; see :meth:`NodeFlow.answer`.
         """
-        return await self._flow.answer(self.id if wait_id is None else wait_id, value, storage=self._storage)
+        async with storage_for(self._flow, self._storage) as storage:
+            return await requests.answer(self._flow, self.id if wait_id is None else wait_id, value, storage=storage)
 
     async def cancel(self, reason: str | None = None) -> None:
         """End the run as cancelled, and return when it has ended; see :meth:`NodeFlow.cancel`."""
-        await self._flow.cancel(self.id, reason, storage=self._storage)
+        async with storage_for(self._flow, self._storage) as storage:
+            await requests.cancel(self._flow, self.id, reason, storage=storage)
 
     async def result(self, timeout: float | None = None) -> dict[str, Any]:
         """Wait until the run has finished, and return its final state. It waits while the run waits,
@@ -96,8 +97,9 @@ class RunHandle:
                 pause = FIRST_POLL
                 try:
                     while True:
-                        stored, table = await self._read(storage)
-                        final = await self._final_of(storage, stored, table)
+                        run = await read_known_run(storage, self.id)
+                        table = run.table
+                        final = await self._final_of(storage, run)
                         if final is not None:
                             return final
                         try:
@@ -129,32 +131,23 @@ class RunHandle:
         """Return the final state of a child, or park the node of its parent; ``None`` if the run is not a child."""
         async with storage_for(self._flow, self._storage) as storage:
             await storage.ensure_open()
-            stored, table = await self._read(storage)
-            if table.get("parent") != cursor.run.flow_id:
+            run = await read_known_run(storage, self.id)
+            if run.table.get("parent") != cursor.run.flow_id:
                 return None
-            final = await self._final_of(storage, stored, table)
+            final = await self._final_of(storage, run)
         if final is None:
             raise children.park_for(cursor, self.id, timeout)
         return final
 
     async def _final(self, storage: Storage) -> dict[str, Any] | None:
         """Return the final state of the run, or ``None`` if it has not ended."""
-        return await self._final_of(storage, *await self._read(storage))
+        return await self._final_of(storage, await read_known_run(storage, self.id))
 
-    async def _read(self, storage: Storage) -> tuple[Stored, dict[str, Any]]:
-        address = storage.address(RUNS, self.id)
-        stored: Stored | None = await storage.perform(Get(address))
-        if stored is None:
-            raise UnknownRun(self.id)
-        table = table_of(await storage.read_head(address, stored), address)
-        if table is None:
-            raise UnknownRun(self.id, state_only=True)
-        return stored, table
-
-    async def _final_of(self, storage: Storage, stored: Stored, table: dict[str, Any]) -> dict[str, Any] | None:
+    async def _final_of(self, storage: Storage, run: ReadRun) -> dict[str, Any] | None:
+        table = run.table
         match table["status"]:
             case "finished":
-                return await open_data(storage.seal(storage.address(RUNS, self.id)), stored.fields)
+                return await open_data(storage.seal(run.address), run.stored.fields)
             case "failed":
                 _, node, kind, message, *_ = next(iter(table.get("errors", ())), (0.0, "", "Exception", "unknown"))
                 raise RunFailed(self.id, node, kind, message)

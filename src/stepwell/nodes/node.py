@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 from stepwell.nodes.graph.base import END, BaseNode, End, Exec, Prep
 from stepwell.nodes.graph.hooks import is_async
-from stepwell.nodes.walk.attempts import ExecPolicy, Setting, attempt_node
+from stepwell.nodes.graph.policy import ExecPolicy, Setting
+from stepwell.nodes.walk.attempts import attempt_node
 
 if TYPE_CHECKING:
     from stepwell.nodes.graph.base import PostResult
@@ -69,7 +70,15 @@ class Node(BaseNode, Generic[Prep, Exec]):
         inline: bool = False,
     ) -> None:
         super().__init__(name=name)
-        self._policy = ExecPolicy(max_retries, wait, backoff, jitter, retry_on, timeout, inline)
+        self._policy = ExecPolicy(
+            max_retries=max_retries,
+            wait=wait,
+            backoff=backoff,
+            jitter=jitter,
+            retry_on=retry_on,
+            timeout=timeout,
+            inline=inline,
+        )
 
     if TYPE_CHECKING:
 

@@ -15,7 +15,7 @@ from stepwell.errors import EncodeError, InvalidGraph, InvalidOption, MergeConfl
 from stepwell.nodes.flow import NodeFlow
 from stepwell.nodes.graph.base import BaseNode
 from stepwell.nodes.run.branch import Branch, Park
-from stepwell.nodes.walk.cursor import Cursor, enter
+from stepwell.nodes.walk.execution import Cursor, enter
 from stepwell.nodes.walk.on_error import (
     Failed,
     OnError,

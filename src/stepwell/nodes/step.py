@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from stepwell._secrets import quoted
 from stepwell.errors import UsageError
 from stepwell.nodes.control.options import checked_params
 from stepwell.nodes.handle import RunHandle
 from stepwell.nodes.queue import children, submitting
-from stepwell.nodes.walk.cursor import current
+from stepwell.nodes.walk.execution import current
 from stepwell.options import check_text
 
 if TYPE_CHECKING:
@@ -64,9 +64,8 @@ class Step:
             raise UsageError("write() was called outside its step; call step().write(...) in prep, exec or post")
         if cursor.branch is None:
             raise UsageError(
-                f"node {quoted(self.node)} cannot write to a stream here: its run needs a storage, "
-                "run(shared, storage=...), "
-                "and exec must not run in a process pool; write in prep or post there"
+                f"node {quoted(self.node)} cannot write to a stream here: its run needs a storage, run(shared, "
+                "storage=...), and exec must not run in a process pool; write in prep or post there"
             )
         cursor.branch.journal.stream().write(self.id, self.attempt, value)
 
@@ -107,7 +106,6 @@ class Step:
             storage=storage,
             flow_id=children.id_of_child(place, id),
             partition=partition,
-            after=None,
             priority=priority,
             params=checked_params(params),
             keep=submitting.kept_child(flow.keep),
@@ -130,10 +128,11 @@ def step() -> Step:
     cursor = current()
     if cursor is None:
         raise UsageError("step() was called outside a run; call it in prep, exec or post of a node")
-    return Step(*cursor.values())
+    return Step(**cursor.values())
 
 
-class DurableStep(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DurableStep:
     """A step of a run that has a storage."""
 
     #: The same for every attempt: see ``Step.id``.
@@ -153,5 +152,11 @@ def durable_step() -> DurableStep | None:
     cursor = current()
     if cursor is None or cursor.branch is None:
         return None
-    here, journal = Step(*cursor.values()), cursor.branch.journal
-    return DurableStep(here.id, here.attempt, cursor.run, journal.mark, journal.slot.storage)
+    here, journal = Step(**cursor.values()), cursor.branch.journal
+    return DurableStep(
+        id=here.id,
+        attempt=here.attempt,
+        execution=cursor.run,
+        mark=journal.mark,
+        storage=journal.slot.storage,
+    )

@@ -5,17 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from stepwell.codec import check_name
-from stepwell.errors import UsageError
 from stepwell.nodes.graph.base import BaseNode, PostResult
 from stepwell.nodes.graph.hooks import call_hook
 from stepwell.nodes.run.branch import Park
 from stepwell.nodes.run.ids import WaitId
-from stepwell.nodes.run.waits import signal_for
 from stepwell.options import check_number, check_text
 
 if TYPE_CHECKING:
     from stepwell.nodes.graph.plan import Build, Stage, Strategy
-    from stepwell.nodes.walk.cursor import Cursor
+    from stepwell.nodes.walk.execution import Cursor
 
 __all__ = ["Sleep", "Wait"]
 
@@ -91,10 +89,6 @@ def _check_seconds(name: str, seconds: object) -> None:
 
 def _compile(build: Build, stage: Stage, seconds: float | None, timeout_action: str) -> Strategy:
     """Complete the stage of a wait or a sleep, whose action after ``seconds`` is ``timeout_action``."""
-    why = f"{stage.path} waits"
-    build.want_storage_for.append(why)
-    # Storages need a loop.
-    build.want_loop_for.append(why)
     if build.durable:
         stage.durable = _wait
     stage.extra = seconds
@@ -104,7 +98,7 @@ def _compile(build: Build, stage: Stage, seconds: float | None, timeout_action: 
         return timeout_action if answer is _TIMED_OUT else post(node, shared, question, answer)
 
     stage.post = choose
-    return _needs_storage
+    return build.need_storage(stage, "waits")
 
 
 async def _wait(stage: Stage, cursor: Cursor, node: Any, shared: Any, inside: bool) -> tuple[Any, Any]:
@@ -114,7 +108,7 @@ async def _wait(stage: Stage, cursor: Cursor, node: Any, shared: Any, inside: bo
     journal, path = branch.journal, stage.path
     if not inside:
         question = await call_hook(stage.prep, node, shared)
-        journal.seal(path, "question", question, "the question{}".format)
+        journal.parts.seal(path, "question", question, "the question{}".format)
         wait_id = WaitId(journal.flow_id, path, cursor.visit, journal.mark).text
         wait: dict[str, Any] = {
             "id": wait_id if isinstance(node, Wait) else "",
@@ -123,10 +117,10 @@ async def _wait(stage: Stage, cursor: Cursor, node: Any, shared: Any, inside: bo
         }
         if isinstance(node, Wait) and node.signal is not None:
             wait["signal"] = node.signal
-            name = signal_for(journal, wait)
+            name = journal.mailbox.signal_for(wait)
             if name is not None:
                 # It was sent before, so the run need not park.
-                wait["answer"] = journal.use_mail(name)["value"]
+                wait["answer"] = journal.mailbox.use(name)["value"]
         branch.begin(stage, cursor.visit, None, wait)
         if "answer" in wait:
             return question, wait["answer"]
@@ -142,7 +136,3 @@ async def _wait(stage: Stage, cursor: Cursor, node: Any, shared: Any, inside: bo
             journal.late.append(wait["id"])
         return wait["question"], _TIMED_OUT
     raise Park
-
-
-async def _needs_storage(stage: Stage, cursor: Any, node: Any, prep_res: Any, shared: Any) -> Any:
-    raise UsageError(f"{stage.path} waits, so its run needs a storage: run(shared, storage=...)")

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Executor, ThreadPoolExecutor
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stepwell.errors import NodeTimeout
 from stepwell.nodes.batch.executor import BatchExecutor, MakeExecutor, reason_of
 from stepwell.nodes.batch.remote_chunk import (
     BUDGET,
@@ -21,22 +19,20 @@ from stepwell.nodes.batch.remote_chunk import (
     pickles_by_value,
     run_in_worker,
 )
-from stepwell.nodes.walk.attempts import attempt
-from stepwell.nodes.walk.cursor import Cursor, current
+from stepwell.nodes.walk.execution import Cursor, current
 from stepwell.nodes.walk.thread_pool import ThreadPool
 from stepwell.nodes.walk.threads import ExecutorFailed, in_thread, result_of, settled
 
 if TYPE_CHECKING:
-    from stepwell.nodes.batch.items import BatchRun
     from stepwell.nodes.graph.plan import Stage
 
-__all__ = ["Chunks"]
+__all__ = ["LARGEST", "Chunks", "Outcome"]
 
 #: Items with their indexes.
 Pairs = list[tuple[int, Any]]
 
 #: The most items in a chunk. Chunks grow while they are quick, so that many short items share one thread switch.
-_LARGEST = 1024
+LARGEST = 1024
 
 
 class Outcome(NamedTuple):
@@ -63,97 +59,17 @@ class Chunks:
         #: The last executor that broke.
         self._broken: Executor | None = None
 
-    async def work(self, batch: BatchRun, cursor: Cursor) -> None:
-        """Run one worker of the batch, one chunk after the other."""
-        try:
-            await self._work(batch, cursor)
-        except ExecutorFailed as failure:
-            if batch.fatal is None:
-                batch.fatal = failure.error
-                batch.fatal.add_note(self.executor.advice(failure.error))
-            raise batch.halt() from None
-
-    async def _work(self, batch: BatchRun, cursor: Cursor) -> None:
-        pending: deque[tuple[int, Any]] = deque()
-        size = 1
-        while True:
-            size = min(size, self._fair_share(batch))
-            while len(pending) < size:
-                taken = await batch.take()
-                if taken is None:
-                    break
-                pending.append(taken)
-            if not pending:
-                return
-            chunk = [pending.popleft() for _ in range(min(size, len(pending)))]
-            began = time.perf_counter()
-            outcomes = await self._run(batch, cursor, chunk)
-            if not outcomes:
-                # The executor broke. One by one, fewer items are lost if the next one breaks too.
-                pending.extendleft(reversed(chunk))
-                size = 1
-                continue
-            took = time.perf_counter() - began
-            for (index, item), (ok, value) in zip(chunk, outcomes, strict=False):
-                if ok and type(value) is not CoroutineType:
-                    batch.succeed(index, value)
-                    continue
-                cursor.item = index
-                await batch.settle(cursor, item, self._retry(batch, cursor, item, ok, value))
-            pending.extendleft(reversed(chunk[len(outcomes) :]))
-            if self._stage.policy.timeout is not None:
-                # Each item has its own timeout, so each is a chunk of its own.
-                continue
-            if took < BUDGET / 2:
-                size = min(size * 2, _LARGEST)
-            elif took > BUDGET:
-                size = max(1, len(outcomes) // 2)
-
-    def _fair_share(self, batch: BatchRun) -> int:
-        """Return the size of the largest chunk that leaves enough items to the other workers."""
-        if batch.streaming:
-            return 1
-        largest = batch.largest_chunk or _LARGEST
-        left = batch.left
-        if left is None or batch.settings.concurrency is None:
-            return largest
-        return min(largest, max(1, left // batch.settings.concurrency))
-
-    async def _retry(self, batch: BatchRun, cursor: Cursor, item: Any, ok: bool, value: Any) -> Any:
-        """Make the remaining attempts of an item; the chunk has made the first one."""
-        if ok:
-            return await value
-        if not isinstance(value, Exception):
-            raise value
-        async with batch.limiter:
-            return await attempt(self._stage, cursor, self._node, item, call=self._call, failed=value)
-
-    async def _call(self, stage: Stage, cursor: Cursor, node: Any, item: Any) -> Any:
+    async def call(self, stage: Stage, cursor: Cursor, node: Any, item: Any) -> Any:
+        """Run one item as a chunk of its own, and return its result or raise its error."""
         assert cursor.item is not None
         outcomes: list[Outcome] = []
         while not outcomes:
-            outcomes = await self._send(cursor, [(cursor.item, item)], _raise_failure)
+            outcomes = await self.send(cursor, [(cursor.item, item)], _raise_failure)
         _raise_failure(outcomes)
         (outcome,) = outcomes
         return await outcome.value if type(outcome.value) is CoroutineType else outcome.value
 
-    async def _run(self, batch: BatchRun, cursor: Cursor, chunk: Pairs) -> list[Outcome]:
-        """Run a chunk under the limiter; return nothing if the executor broke and a new one can run the chunk."""
-        cursor.item, cursor.attempt = chunk[0][0], 1
-
-        def record_errors(outcomes: list[Outcome]) -> None:
-            # Another item has ended the batch while this chunk ran: keep the errors of this one too.
-            for (index, item), (ok, value) in zip(chunk, outcomes, strict=False):
-                if not ok and isinstance(value, Exception):
-                    batch.record(index, item, value)
-
-        try:
-            async with batch.limiter:
-                return await self._send(cursor, chunk, record_errors)
-        except NodeTimeout as error:
-            return [Outcome(False, error)]
-
-    async def _send(self, cursor: Cursor, chunk: Pairs, late: Callable[[list[Outcome]], None]) -> list[Outcome]:
+    async def send(self, cursor: Cursor, chunk: Pairs, late: Callable[[list[Outcome]], None]) -> list[Outcome]:
         """Run a chunk elsewhere; return nothing if the executor broke and a new one can run the chunk.
 
         ``late`` gets the outcomes if this call is cancelled meanwhile.

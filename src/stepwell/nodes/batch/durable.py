@@ -18,7 +18,7 @@ from stepwell.storage.transport.group_commit import GroupCommit
 if TYPE_CHECKING:
     from stepwell.nodes.graph.plan import Stage
     from stepwell.nodes.run.branch import Branch
-    from stepwell.nodes.walk.cursor import Cursor
+    from stepwell.nodes.walk.execution import Cursor
 
 __all__ = ["as_list", "row_of", "run_batch_durable", "store_items"]
 
@@ -37,8 +37,8 @@ async def run_batch_durable(stage: Stage, cursor: Cursor, node: Any, shared: Any
     journal, path = branch.journal, stage.path
     done: dict[int, Any] = {}
     if inside:
-        items = [item for part in journal.parts_of(path, "items") for item in part]
-        for part in journal.parts_of(path, "done"):
+        items = [item for part in journal.parts.all_of(path, "items") for item in part]
+        for part in journal.parts.all_of(path, "done"):
             for index, result, *error in part:
                 done[index] = Failed(items[index], KeptError(*error)) if error else result
     else:
@@ -61,7 +61,7 @@ async def store_items(branch: Branch, stage: Stage, visit: int, items: list[Any]
     begin, number, size = 0, 0, ITEMS_A_PART
     while begin < len(items):
         try:
-            part = await journal.seal_soon(
+            part = await journal.parts.seal_soon(
                 path,
                 f"items:{path}:{number}",
                 items[begin : begin + size],
@@ -73,7 +73,7 @@ async def store_items(branch: Branch, stage: Stage, visit: int, items: list[Any]
                 raise
             size //= 2
             continue
-        journal.put(path, "items", number, part)
+        journal.parts.put(path, "items", number, part)
         begin, number = begin + size, number + 1
         if number % PARTS_A_COMMIT == 0:
             await branch.save(path)
@@ -102,7 +102,7 @@ class _DurableBatchRun(BatchRun):
         self.results = [done.get(index) for index in range(len(items))]
         self.done = len(done)
         self._succeeded = len(done)
-        self._parts = len(branch.journal.parts_of(stage.path, "done"))
+        self._parts = len(branch.journal.parts.all_of(stage.path, "done"))
         self._saves: GroupCommit[tuple[int, Any], None] = GroupCommit(self._commit, name="stepwell-results")
         #: Results that are being written.
         self._in_flight = 0
@@ -166,7 +166,7 @@ class _DurableBatchRun(BatchRun):
         self._in_flight = len(results)
         try:
             for part in await self._seal(results, self._parts):
-                journal.put(path, "done", self._parts, part)
+                journal.parts.put(path, "done", self._parts, part)
                 self._parts += 1
             self._succeeded += len(results)
             journal.open[path] = [self._succeeded, self.total]
@@ -185,7 +185,7 @@ class _DurableBatchRun(BatchRun):
         rows = [row_of(index, result) for index, result in results]
         try:
             name = f"done:{path}:{number}"
-            return [await self._journal.seal_soon(path, name, rows, lambda at: _result_at(at, results))]
+            return [await self._journal.parts.seal_soon(path, name, rows, lambda at: _result_at(at, results))]
         except TooLarge as error:
             if len(results) == 1:
                 error.add_note(f"the result of item {results[0][0]} of batch {quoted(path)}")

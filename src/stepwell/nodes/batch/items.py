@@ -3,47 +3,45 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Generator, Iterable, Iterator, Sized
+from collections import deque
+from collections.abc import AsyncIterable, Iterable, Iterator, Sized
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, islice
 from time import perf_counter
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from stepwell._secrets import quoted
-from stepwell.errors import UsageError
+from stepwell.errors import NodeTimeout, UsageError
 from stepwell.errors.wording import counted
-from stepwell.nodes.batch.chunk import Chunks
+from stepwell.nodes.batch.chunk import LARGEST, Chunks, Outcome
 from stepwell.nodes.batch.executor import MakeExecutor
+from stepwell.nodes.batch.in_loop import close_source, run_in_loop
+from stepwell.nodes.batch.remote_chunk import BUDGET
 from stepwell.nodes.walk.attempts import attempt
-from stepwell.nodes.walk.cursor import Cursor, enter
-from stepwell.nodes.walk.execution import SLICE
+from stepwell.nodes.walk.execution import Cursor, enter
 from stepwell.nodes.walk.on_error import Failed, OnError, add_note, attach, conclude, exit_of, inside_cancelled
 from stepwell.nodes.walk.thread_pool import SIZE, ThreadPool
+from stepwell.nodes.walk.threads import ExecutorFailed
 from stepwell.nodes.walk.workgroup import TASK_GROUPS_UNCANCEL, Halt, WorkGroup
 
 if TYPE_CHECKING:
     from stepwell.nodes.graph.plan import Stage
     from stepwell.nodes.walk.execution import EventKind, Execution, Limiter
 
-__all__ = ["BatchRun", "BatchSettings", "close_source", "run_items"]
+__all__ = ["BatchRun", "BatchSettings", "run_items"]
 
 
-#: The most items between two checks whether to let the event loop run other tasks.
-_LONGEST = 1024
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSettings:
     """The settings of a batch for its items."""
 
     #: How many run at once; ``None`` is all of them.
-    concurrency: int | None
-    on_error: OnError
+    concurrency: int | None = 1
+    on_error: OnError = "stop"
     #: An executor, or the function that makes one.
-    executor: Executor | MakeExecutor | None
+    executor: Executor | MakeExecutor | None = None
 
 
 async def run_items(stage: Stage, cursor: Cursor, node: Any, prep_res: Any, shared: Any) -> list[Any]:
@@ -53,66 +51,13 @@ async def run_items(stage: Stage, cursor: Cursor, node: Any, prep_res: Any, shar
     source = stage.items(stage, prep_res)
     simple = settings.concurrency == 1 and settings.on_error == "stop" and run.emit is None
     if simple and isinstance(source, Iterable) and _is_direct(stage, run.limiter(stage)):
-        return await _run_in_loop(stage, cursor, node, source)
+        return await run_in_loop(stage, cursor, node, source)
     return await BatchRun(stage, cursor, node, source).run_all()
 
 
 def _is_direct(stage: Stage, limiter: Limiter) -> bool:
     """Return whether ``exec`` needs no attempts, no thread and no limiter."""
     return stage.policy.plain and not (stage.has_fallback or stage.threaded or limiter.semaphores)
-
-
-async def _run_in_loop(stage: Stage, cursor: Cursor, node: Any, source: Iterable[Any]) -> list[Any]:
-    """Do the same as :class:`BatchRun` for the simplest batches, at the cost of a ``for`` loop."""
-    results: list[Any] = []
-    add = results.append
-    work = stage.exec
-    index = -1
-    run = cursor.run
-    try:
-        for stretch in (enumerate(source),) if run.without_loop else _stretches(source):
-            for index, item in stretch:
-                cursor.item = index
-                result = work(node, item)
-                if type(result) is CoroutineType:
-                    result = await result
-                add(result)
-            if perf_counter() > run.yield_at:
-                await run.yield_now()
-    except Exception as error:
-        # With as many results as items, the iterable has failed, not an item.
-        if len(results) == index:
-            add_note(error, f"item {index} of batch {quoted(stage.path)}")
-        raise
-    except asyncio.CancelledError as cancelled:
-        if run.cancelling() or run.without_loop:
-            raise
-        raise inside_cancelled(f"item {index} of batch {quoted(stage.path)}", cancelled) from cancelled
-    finally:
-        await close_source(source)
-    return results
-
-
-def _stretches(source: Iterable[Any]) -> Iterator[Iterable[tuple[int, Any]]]:
-    """Yield the items with their indexes, in stretches that take about a fourth of a slice of time.
-
-    Each is used up before the next one. A check for each item would take 5 % of its time.
-    """
-    begin, size, pairs = 0, 1, enumerate(source)
-    began = perf_counter()
-    while True:
-        if isinstance(source, list | tuple | range):
-            if not (part := source[begin : begin + size]):
-                return
-            yield enumerate(part, begin)
-            begin += size
-        else:
-            if (first := next(pairs, None)) is None:
-                return
-            yield chain((first,), islice(pairs, size - 1))
-        now = perf_counter()
-        size = min(size * 2, _LONGEST) if now - began < SLICE / 4 else max(1, size // 2)
-        began = now
 
 
 class BatchRun:
@@ -136,8 +81,6 @@ class BatchRun:
         self.fatal: Exception | None = None
         self.done: int = 0
         self.total: int | None = len(source) if isinstance(source, Sized) else None
-        #: The next item of an async iterable may take long, so a chunk does not wait for it.
-        self.streaming: bool = not isinstance(source, Iterable)
         #: The most items in one chunk.
         self.largest_chunk: int | None = None
         self._cursor = cursor
@@ -224,7 +167,13 @@ class BatchRun:
 
     async def _work(self, cursor: Cursor) -> None:
         if self._chunks is not None:
-            await self._chunks.work(self, cursor)
+            try:
+                await self._work_in_chunks(self._chunks, cursor)
+            except ExecutorFailed as failure:
+                if self.fatal is None:
+                    self.fatal = failure.error
+                    self.fatal.add_note(self._chunks.executor.advice(failure.error))
+                raise self.halt() from None
             return
         while (taken := await self.take()) is not None:
             index, item = taken
@@ -242,6 +191,78 @@ class BatchRun:
             return await attempt(self.stage, cursor, self.node, item)
         async with self.limiter:
             return await attempt(self.stage, cursor, self.node, item)
+
+    async def _work_in_chunks(self, chunks: Chunks, cursor: Cursor) -> None:
+        """Run one chunk after the other, outside the event loop."""
+        pending: deque[tuple[int, Any]] = deque()
+        size = 1
+        while True:
+            size = min(size, self._fair_share())
+            while len(pending) < size:
+                taken = await self.take()
+                if taken is None:
+                    break
+                pending.append(taken)
+            if not pending:
+                return
+            chunk = [pending.popleft() for _ in range(min(size, len(pending)))]
+            began = perf_counter()
+            outcomes = await self._run_chunk(chunks, cursor, chunk)
+            if not outcomes:
+                # The executor broke. One by one, fewer items are lost if the next one breaks too.
+                pending.extendleft(reversed(chunk))
+                size = 1
+                continue
+            took = perf_counter() - began
+            for (index, item), outcome in zip(chunk, outcomes, strict=False):
+                if outcome.ok and type(outcome.value) is not CoroutineType:
+                    self.succeed(index, outcome.value)
+                    continue
+                cursor.item = index
+                await self.settle(cursor, item, self._retry(chunks, cursor, item, outcome))
+            pending.extendleft(reversed(chunk[len(outcomes) :]))
+            if self.stage.policy.timeout is not None:
+                # Each item has its own timeout, so each is a chunk of its own.
+                continue
+            if took < BUDGET / 2:
+                size = min(size * 2, LARGEST)
+            elif took > BUDGET:
+                size = max(1, len(outcomes) // 2)
+
+    def _fair_share(self) -> int:
+        """Return the size of the largest chunk that leaves enough items to the other workers."""
+        if self._async_iterator is not None:
+            # The next item may take long, so a chunk does not wait for it.
+            return 1
+        largest, left = self.largest_chunk or LARGEST, self.left
+        if left is None or self.settings.concurrency is None:
+            return largest
+        return min(largest, max(1, left // self.settings.concurrency))
+
+    async def _run_chunk(self, chunks: Chunks, cursor: Cursor, chunk: list[tuple[int, Any]]) -> list[Outcome]:
+        """Run a chunk under the limiter; return nothing if the executor broke and a new one can run the chunk."""
+        cursor.item, cursor.attempt = chunk[0][0], 1
+
+        def record_errors(outcomes: list[Outcome]) -> None:
+            # Another item has ended the batch while this chunk ran: keep the errors of this one too.
+            for (index, item), outcome in zip(chunk, outcomes, strict=False):
+                if not outcome.ok and isinstance(outcome.value, Exception):
+                    self.record(index, item, outcome.value)
+
+        try:
+            async with self.limiter:
+                return await chunks.send(cursor, chunk, record_errors)
+        except NodeTimeout as error:
+            return [Outcome(False, error)]
+
+    async def _retry(self, chunks: Chunks, cursor: Cursor, item: Any, first: Outcome) -> Any:
+        """Make the remaining attempts of an item; the chunk has made the first one."""
+        if first.ok:
+            return await first.value
+        if not isinstance(first.value, Exception):
+            raise first.value
+        async with self.limiter:
+            return await attempt(self.stage, cursor, self.node, item, call=chunks.call, failed=first.value)
 
     async def take(self) -> tuple[int, Any] | None:
         """Return the index of the next item and the item, or ``None`` if the batch has no more or has ended."""
@@ -327,13 +348,6 @@ class BatchRun:
 
     def _emit(self, kind: EventKind, index: int | None, *, attempt: int = 1, **fields: Any) -> None:
         assert self.run.emit is not None
-        cursor = Cursor(self.run, self.stage.path, self.run.visits[self.stage.index], index, attempt)
+        visit = self.run.visits[self.stage.index]
+        cursor = Cursor(self.run, self.stage.path, visit=visit, item=index, attempt=attempt)
         self.run.emit(kind, cursor, **fields)
-
-
-async def close_source(items: Iterable[Any] | AsyncIterable[Any]) -> None:
-    """Close the items if they are a generator, so that its ``finally`` runs now."""
-    if isinstance(items, Generator):
-        items.close()
-    elif isinstance(items, AsyncGenerator):
-        await items.aclose()

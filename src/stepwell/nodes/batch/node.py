@@ -121,7 +121,7 @@ class BatchNode(Node[Any, Any], Generic[Prep, Exec]):
             build.want_loop_for.append(f"{stage.path} has an executor")
             if is_async(stage.exec):
                 build.problems.append(f"{stage.path} has an executor, which runs a def exec only, not an async def")
-        stage.extra = BatchSettings(self.concurrency, self.on_error, self.executor)
+        stage.extra = BatchSettings(concurrency=self.concurrency, on_error=self.on_error, executor=self.executor)
         stage.items = checked_items
         if build.durable:
             stage.durable = run_batch_durable

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from stepwell.errors import ExecutorError
-from stepwell.nodes.walk.cursor import Cursor, CursorValues, enter, leave
+from stepwell.nodes.walk.execution import Cursor, enter, leave
 
 __all__ = ["BUDGET", "NodeBlob", "dumps", "loads", "not_picklable", "pickles_by_value", "run_in_worker"]
 
@@ -50,12 +50,12 @@ def loads(blob: bytes) -> Any:
     return pickle.loads(blob)  # noqa: S301 - pickled by this run
 
 
-def run_in_worker(node: NodeBlob, step: CursorValues, blobs: list[tuple[int, bytes]]) -> list[tuple[bool, bytes]]:
+def run_in_worker(node: NodeBlob, step: dict[str, Any], blobs: list[tuple[int, bytes]]) -> list[tuple[bool, bytes]]:
     """Run a chunk in a worker of an executor; return whether each item succeeded, and its result or error."""
     exec_ = getattr(loads(node.blob), node.exec_name)
     # step() needs no more of the execution in another process.
-    run: Any = SimpleNamespace(flow_id=step.flow_id)
-    cursor = Cursor(run, step.node, step.visit, None, step.attempt)
+    run: Any = SimpleNamespace(flow_id=step["flow_id"])
+    cursor = Cursor(run, step["node"], visit=step["visit"], attempt=step["attempt"])
     token = enter(cursor)
     outcomes: list[tuple[bool, bytes]] = []
     until = time.perf_counter() + BUDGET
@@ -68,13 +68,13 @@ def run_in_worker(node: NodeBlob, step: CursorValues, blobs: list[tuple[int, byt
                 # Ctrl-C interrupts every process of the terminal.
                 raise
             except BaseException as error:  # noqa: BLE001 - raised where the chunk is awaited
-                outcomes.append((False, _pickled_error(error, step.node, node.by_value)))
+                outcomes.append((False, _pickled_error(error, step["node"], node.by_value)))
                 break
             try:
                 outcomes.append((True, dumps(result, node.by_value)))
             except Exception as error:  # noqa: BLE001 - pickling raises whatever the result's class raises
-                failure = not_picklable(step.node, f"the result of item {index}", error)
-                outcomes.append((False, _pickled_error(failure, step.node, node.by_value)))
+                failure = not_picklable(step["node"], f"the result of item {index}", error)
+                outcomes.append((False, _pickled_error(failure, step["node"], node.by_value)))
                 break
             if time.perf_counter() > until:
                 break

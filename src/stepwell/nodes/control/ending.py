@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepwell._secrets import quoted
 from stepwell.errors import Conflict, LeaseLost, RunCancelled, RunPaused, StorageError
-from stepwell.nodes.control import loop_lag, survivors
-from stepwell.nodes.graph.base_flow import apply_updates
 from stepwell.nodes.queue import children
-from stepwell.nodes.run import lease
+from stepwell.nodes.run import deaths, lease
 from stepwell.nodes.run.branch import Park
 from stepwell.nodes.run.mail import topic_of
 from stepwell.nodes.run.notices import wake_waiters
@@ -36,9 +34,9 @@ T = TypeVar("T")
 async def execute(run: Execution, journal: Journal, params: Mapping[str, Any]) -> dict[str, Any]:
     """Run from the position in the journal, commit the end of the run, and wake the calls that wait for it."""
     slot = journal.slot
-    stop_listening = add_listener(slot.storage.wake_key, topic_of(journal.flow_id), journal.check_mail)
-    slot.on_version = journal.check_version
-    lag = loop_lag.measure()
+    stop_listening = add_listener(slot.storage.wake_key, topic_of(journal.flow_id), journal.mailbox.look_soon)
+    slot.on_version = journal.mailbox.check_version
+    lag = deaths.measure_lag()
     try:
         while True:
             try:
@@ -50,7 +48,7 @@ async def execute(run: Execution, journal: Journal, params: Mapping[str, Any]) -
                     if isinstance(parked, RunPaused):
                         await release(journal, ended=False)
                     raise parked from None
-                if journal.cancel is not None:
+                if journal.mailbox.cancel is not None:
                     raise await commit_cancelled(journal, run) from None
                 # An answer has arrived meanwhile.
                 continue
@@ -61,27 +59,24 @@ async def execute(run: Execution, journal: Journal, params: Mapping[str, Any]) -
     except (Conflict, StorageError) as error:
         # A node that blocks the loop for longer than the lease would do so again, so it counts as a death.
         if error is journal.broken and not (isinstance(error, LeaseLost) and lag.blocked):
-            survivors.leave(journal)
+            deaths.leave_alive(journal.slot)
         raise
     finally:
         lag.end()
         slot.on_version = None
         stop_listening()
-        journal.stop_reading()
+        journal.mailbox.stop()
         wake_waiters(slot.storage, journal.flow_id)
 
 
 async def _run_to_end(run: Execution, journal: Journal, params: Mapping[str, Any]) -> None:
-    root = journal.program.root
     run.visits = journal.visits.copy()
-    if journal.cancel is not None:
+    if journal.mailbox.cancel is not None:
         # The commit before has found the mail.
         raise await commit_cancelled(journal, run)
     try:
         async with _Cancellable(journal, run):
-            result = await run_root(root, run, journal.shared, params, journal)
-        if isinstance(result, tuple):
-            apply_updates(root, result, journal.shared)
+            await run_root(journal.program.root, run, journal.shared, params, journal)
         await _last_commit(run, journal.finish())
     except (Park, RunCancelled):
         raise
@@ -108,8 +103,7 @@ async def _run_to_end(run: Execution, journal: Journal, params: Mapping[str, Any
 async def release(journal: Journal, *, ended: bool = True) -> None:
     """Let the next run of the partition start, and wake the parent of a child that has ended."""
     if journal.submitted:
-        storage, submitted = journal.slot.storage, journal.submitted
-        await children.release(storage, journal.flow, journal.revision, submitted, journal.flow_id, ended=ended)
+        await children.release(journal.slot.storage, journal.flow, journal.flow_id, journal.submitted, ended=ended)
 
 
 class _Cancellable:
@@ -122,12 +116,12 @@ class _Cancellable:
         self._journal, self._task, self._cancelling, self._requested = journal, task, task.cancelling(), False
 
     async def __aenter__(self) -> None:
-        self._journal.on_cancel = self._request
+        self._journal.mailbox.on_cancel = self._request
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         journal, task = self._journal, self._task
-        journal.on_cancel = None
-        if journal.cancel is None:
+        journal.mailbox.on_cancel = None
+        if journal.mailbox.cancel is None:
             return
         if self._requested:
             if getattr(task, "_must_cancel", False):
@@ -148,8 +142,8 @@ class _Cancellable:
 
 async def commit_cancelled(journal: Journal, run: Execution | None = None) -> RunCancelled:
     """Commit that mail has cancelled the run, and return the exception to raise; ``run`` is its execution, if any."""
-    assert journal.cancel is not None
-    cancelled = RunCancelled(journal.flow_id, journal.cancel["reason"])
+    assert journal.mailbox.cancel is not None
+    cancelled = RunCancelled(journal.flow_id, journal.mailbox.cancel["reason"])
     if await journal.slot.reload():
         await children.cancel(journal.slot, journal.flow_id, cancelled.reason)
         await release(journal)

@@ -13,7 +13,7 @@ from stepwell.storage.state_storage import default_storage, is_configured
 from stepwell.storage.urls import as_storage
 
 if TYPE_CHECKING:
-    from stepwell.nodes.graph.base_flow import BaseFlow
+    from stepwell.nodes.graph.base import BaseFlow
     from stepwell.nodes.run.table import Retention
     from stepwell.storage import Storage
 
@@ -22,6 +22,7 @@ __all__ = [
     "OnCancel",
     "OnPark",
     "check_choices",
+    "check_options",
     "check_unkept",
     "checked_params",
     "checked_retention",
@@ -48,8 +49,7 @@ async def storage_for(flow: BaseFlow, storage: Storage | str | None) -> AsyncIte
     if storage is None and flow.storage is None and not is_configured():
         raise InvalidOption(
             f"flow {quoted(flow._title())} has no storage: give NodeFlow(..., storage=...), "
-            "stepwell.configure(storage=...), "
-            "or storage=... with this call"
+            "stepwell.configure(storage=...), or storage=... with this call"
         )
     found = storage_of(flow, storage)
     try:
@@ -91,6 +91,13 @@ def check_choices(if_exists: IfExists, on_cancel: OnCancel, on_park: OnPark) -> 
     check_choice(if_exists, ("raise", "resume"), "if_exists={}: choose 'raise' or 'resume'")
     check_choice(on_cancel, ("interrupt", "cancel"), "on_cancel={}: choose 'interrupt' or 'cancel'")
     check_choice(on_park, ("raise", "return"), "on_park={}: choose 'raise' or 'return'")
+
+
+def check_options(method: str, options: Mapping[str, Any], known: type) -> None:
+    """Raise ``TypeError`` if a method got an option that is not in the ``TypedDict`` of its options."""
+    unknown = options.keys() - known.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"{method}() got an unexpected keyword argument {min(unknown)!r}")
 
 
 def check_unkept(if_exists: IfExists, keep: Retention | None, on_cancel: OnCancel, on_park: OnPark) -> None:

@@ -31,7 +31,7 @@ from stepwell.nodes.queue import children, partitions
 from stepwell.nodes.run import lease, mail, monitor, waits
 from stepwell.nodes.run.ids import WaitId, flow_of_wait
 from stepwell.nodes.run.notices import wake_waiters, wake_workers
-from stepwell.nodes.run.table import FORMER, GRAPH, MAIL, flow_index, table_of, unpack
+from stepwell.nodes.run.table import FORMER, GRAPH, MAIL, flow_index, held_table, unpacked
 from stepwell.options import check_choice, check_instance, check_text, check_whole
 from stepwell.record import RUNS, Place, Queue, Range, Stored
 from stepwell.slot import Slot
@@ -39,7 +39,7 @@ from stepwell.storage import Storage
 from stepwell.storage.operations import Get
 
 if TYPE_CHECKING:
-    from stepwell.nodes.graph.base_flow import BaseFlow
+    from stepwell.nodes.graph.base import BaseFlow
 
 __all__ = ["Retried", "answer", "cancel", "pause", "retry", "signal"]
 
@@ -196,7 +196,7 @@ def _can_pause(table: Mapping[str, Any], flow_id: str) -> bool:
 
 
 async def _pause_held(slot: Slot, flow_id: str) -> None:
-    table = table_of(slot.head, slot.address) if slot.found else None
+    table = held_table(slot)
     if table is None:
         raise RunFinished(flow_id)
     _, pauses = await slot.parts_of_others(f"{MAIL}pause:")
@@ -208,7 +208,7 @@ async def _pause_held(slot: Slot, flow_id: str) -> None:
         await slot.commit(dropped_parts=tuple(pauses))
         raise
     await lease.pause(slot, pauses)
-    await _release(slot, flow_id, table, ended=False)
+    await children.release(slot.storage, slot.place.flow or "", flow_id, table, ended=False)
 
 
 async def retry(
@@ -261,16 +261,15 @@ async def _retry(
     """Put a run into its queue again. ``named``: raise ``UsageError`` if its parent was cancelled, else skip it."""
     try:
         async with lease.hold(storage, flow_id, wait=0) as slot:
-            table = table_of(slot.head, slot.address) if slot.found else None
+            table = held_table(slot)
             if table is None or table["status"] not in statuses:
                 return False
             _check_flow(flow, flow_id, slot.place, "retried")
             if "parent" in table and await children.is_cancelled(storage, table["parent"]):
                 if named:
                     raise UsageError(
-                        f"run {quoted(flow_id)} is a child of run {quoted(table['parent'])}, which was "
-                        "cancelled; start a new "
-                        f"run of flow {quoted(flow._title())} instead"
+                        f"run {quoted(flow_id)} is a child of run {quoted(table['parent'])}, which was cancelled; "
+                        f"start a new run of flow {quoted(flow._title())} instead"
                     )
                 return False
             index = flow_index(slot.place.flow or "", slot.place.revision or 1)
@@ -287,19 +286,13 @@ async def _retry(
 
 
 async def _cancel_held(slot: Slot, flow_id: str, reason: str | None) -> None:
-    table = table_of(slot.head, slot.address) if slot.found else None
+    table = held_table(slot)
     if table is None or table["status"] == "finished":
         raise RunFinished(flow_id)
     if table["status"] != "cancelled":
         await children.cancel(slot, flow_id, reason)
         wake_waiters(slot.storage, flow_id)
-        await _release(slot, flow_id, table)
-
-
-async def _release(slot: Slot, flow_id: str, table: Mapping[str, Any], *, ended: bool = True) -> None:
-    """Let the next run of the partition start, and wake the parent of a child that has ended."""
-    place = slot.place
-    await children.release(slot.storage, place.flow or "", place.revision or 1, table, flow_id, ended=ended)
+        await children.release(slot.storage, slot.place.flow or "", flow_id, table)
 
 
 async def _send(storage: Storage, flow_id: str, kind: mail.Kind, message_of: mail.LetterOf) -> bool:
@@ -331,8 +324,8 @@ async def _was_asked(storage: Storage, flow_id: str, table: dict[str, Any], aske
         # It has ended since its table was read. An answer to a wait of a run that has ended is ignored.
         return True
     graph: dict[str, Any] = storage.seal(address).value("p", GRAPH, stored.parts[GRAPH])
-    counts = unpack(table["visits"], len(graph))
-    visits = {path: count for path, count in zip(graph, counts, strict=False) if graph[path][0] == "wait"}
+    counts = zip(graph, unpacked(table["visits"], len(graph)), strict=False)
+    visits = {path: count for path, count in counts if graph[path][0] == "wait"}
     if FORMER in stored.parts:
         visits |= storage.seal(address).value("p", FORMER, stored.parts[FORMER])["visits"]
     return waits.was_asked(table.get("open", {}), visits, asked)

@@ -25,12 +25,11 @@ from stepwell.errors import (
     UsageError,
 )
 from stepwell.errors.wording import counted
-from stepwell.nodes.control import survivors
 from stepwell.nodes.control.ending import commit_cancelled, execute, release
 from stepwell.nodes.deploy.loading import load, load_queued
 from stepwell.nodes.graph.plan import program_of
 from stepwell.nodes.queue import children, partitions
-from stepwell.nodes.run import lease, suspects, waits
+from stepwell.nodes.run import deaths, lease, waits
 from stepwell.nodes.run.ids import WaitId, flow_of_wait, new_flow_id
 from stepwell.nodes.run.journal import Journal
 from stepwell.nodes.run.table import ENDED, table_of
@@ -39,7 +38,7 @@ from stepwell.storage.operations import Get
 
 if TYPE_CHECKING:
     from stepwell.nodes.control.options import IfExists
-    from stepwell.nodes.graph.base_flow import BaseFlow
+    from stepwell.nodes.graph.base import BaseFlow
     from stepwell.nodes.graph.plan import Program
     from stepwell.nodes.run.table import Retention
     from stepwell.nodes.walk.execution import Execution
@@ -220,25 +219,54 @@ async def _continue(
     async with _quarantine(slot), _mark_stuck(journal, new_execution):
         params = await load(journal)
     await _obey(journal, by_worker)
-    if table["status"] == "running" and not table.get("interrupted") and not survivors.returned(journal):
+    if table["status"] == "running" and not table.get("interrupted") and not deaths.was_left_alive(journal.slot):
         await _count_recovery(flow, journal, table.get("recoveries", 0) + 1, new_execution)
     if wait_id is not None:
-        waits.check_wait(journal, wait_id)
-    waits.deliver(journal)
+        _check_wait(journal, wait_id)
+    journal.deliver()
     if value is not ...:
-        waits.answer(journal, wait_id, value)
+        _answer(journal, wait_id, value)
     if "partition" in table and table["status"] not in partitions.HOLDING:
         # Also if it only waits again: a run keeps its partition while it waits.
         await partitions.acquire(slot, flow_id, journal.flow, table)
     await _park_again(journal, table["status"], by_worker)
-    if by_worker and not suspects.enter(journal):
+    if by_worker and not deaths.begin_suspect(journal, journal.recoveries):
         raise RunBusy(flow_id, 0.0)
     try:
         journal.status = "running"
         await journal.save(slot.state or "", queue=KEEP if slot.queue is None else None)
         return await execute(new_execution(program, flow_id), journal, params)
     finally:
-        suspects.leave(journal)
+        deaths.end_suspect(journal)
+
+
+def _check_wait(journal: Journal, wait_id: str) -> None:
+    """Raise ``UsageError`` unless this is a current or an earlier wait of the run."""
+    asked = WaitId.read(wait_id)
+    visits = {s.path: journal.visits[s.index] for s in journal.program.stages if s.node._shape == "wait"}
+    visits |= journal.former
+    if wait_id not in waits.questions(journal.open).values() and (
+        asked is None or not waits.was_asked(journal.open, visits, asked)
+    ):
+        raise waits.never_asked(journal.flow_id, wait_id, journal.open)
+
+
+def _answer(journal: Journal, wait_id: str | None, value: Any) -> None:
+    """Store the answer to a wait, or to the only wait of the run; raise ``Unstorable`` if it cannot be stored.
+
+    An answer to an earlier question is ignored, and so is one after the deadline, even if no worker has fired the
+    timeout yet.
+    """
+    asked = waits.questions(journal.open)
+    if wait_id is None:
+        wait_id = waits.only_wait(journal.flow_id, journal.open)
+        if wait_id is None:
+            raise UsageError(f"run {quoted(journal.flow_id)} waits for no answer; resume it without a value")
+    path = next((path for path, known in asked.items() if wait_id == known), None)
+    if path is None or path in journal.overdue:
+        return
+    journal.parts.seal(path, "answer", value, "the answer{}".format)
+    journal.set_answer(path, value)
 
 
 async def _park_again(journal: Journal, stored: str, by_worker: bool) -> None:
@@ -251,13 +279,13 @@ async def _park_again(journal: Journal, stored: str, by_worker: bool) -> None:
     if ready or journal.status not in ("parked", "sleeping"):
         return
     if stored in ("parked", "sleeping") and (slot.deadline is None or slot.deadline > slot.now):
-        raise waits.parked(journal)
+        raise journal.parked()
     # A stuck, paused or retried run waits as before. Otherwise mail that answers no wait has set the deadline to
     # the past, and must not wake workers again.
     parked = await journal.park()
     if parked is not None:
         raise parked
-    if journal.cancel is not None:
+    if journal.mailbox.cancel is not None:
         raise await commit_cancelled(journal)
 
 
@@ -271,7 +299,7 @@ async def _take(
         params = await load_queued(journal, table)
     if "parent" in table and await children.is_cancelled(journal.slot.storage, table["parent"]):
         # It was submitted while its parent was cancelled.
-        journal.cancel = {"reason": f"its parent {quoted(table['parent'])} was cancelled"}
+        journal.mailbox.cancel = {"reason": f"its parent {quoted(table['parent'])} was cancelled"}
     await _obey(journal, by_worker)
     if "partition" in table:
         await partitions.acquire(journal.slot, journal.flow_id, journal.flow, table)
@@ -281,10 +309,10 @@ async def _take(
 
 async def _obey(journal: Journal, by_worker: bool) -> None:
     """Obey mail that has cancelled or paused a run before it was loaded. ``flow.resume()`` ends a pause."""
-    if journal.cancel is not None:
+    if journal.mailbox.cancel is not None:
         raise await commit_cancelled(journal)
-    pauses = journal.drop_pauses()
-    journal.pausing = False
+    pauses = journal.mailbox.drop_pauses()
+    journal.mailbox.pausing = False
     if pauses and by_worker:
         await lease.pause(journal.slot, pauses)
         await release(journal, ended=False)

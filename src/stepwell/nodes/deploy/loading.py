@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from stepwell._secrets import quoted
@@ -19,8 +18,7 @@ from stepwell.nodes.deploy.position import (
     stale_parts,
     starts_of,
 )
-from stepwell.nodes.graph.base import BaseNode
-from stepwell.nodes.graph.base_flow import BaseFlow
+from stepwell.nodes.graph.base import BaseFlow, BaseNode
 from stepwell.nodes.graph.shape import Shape, digest
 from stepwell.nodes.run.table import (
     FORMER,
@@ -28,11 +26,9 @@ from stepwell.nodes.run.table import (
     MAIL,
     PARAMS,
     Former,
-    owner_of_part,
     problem_of_part,
-    submitted_of,
-    table_of,
-    unpack,
+    run_table,
+    unpacked,
 )
 from stepwell.nodes.run.waits import is_child_wait, unanswered
 
@@ -52,8 +48,7 @@ async def load(journal: Journal) -> dict[str, Any]:
     Raises ``CorruptRecord`` if it is damaged, and ``FlowChanged`` if it does not fit the present graph of the flow.
     """
     slot = journal.slot
-    table = table_of(slot.head, slot.address)
-    assert table is not None
+    table = run_table(slot)
     revision = _check_flow(journal)
     try:
         parts = await slot.parts()
@@ -66,30 +61,29 @@ async def load(journal: Journal) -> dict[str, Any]:
         problem = problem_of_part(name, value)
         if problem is not None:
             raise _corrupt(journal, f"the part {quoted(name)}", problem)
-    journal.accept_mail({name: parts.pop(name) for name in [name for name in parts if name.startswith(MAIL)]})
+    journal.mailbox.accept({name: parts.pop(name) for name in [name for name in parts if name.startswith(MAIL)]})
     if digest(parts[GRAPH]) != table["graph"]:
         raise _corrupt(journal, "its graph", "differs from its digest")
-    journal.status, journal.started_at = table.get("before", table["status"]), table["started"]
-    journal.began = monotonic() - (slot.now - journal.started_at)
-    journal.keep, journal.mark = table.get("keep", False), table.get("run", "")
-    journal.submitted, journal.rechecks = submitted_of(table), dict(table.get("rechecks", {}))
-    journal.errors.extend(reversed(table.get("errors", ())))
-    journal.trail.extend(table.get("trail", ()))
-    journal.late.extend(table.get("late", ()))
-    journal.timings.extend(table.get("times", "").split())
+    journal.restore(table)
     for name, value in parts.items():
-        journal.parts.setdefault(owner_of_part(name), {})[name] = value
+        journal.parts.add(name, value)
     stored = _stored_position(journal, table, parts[GRAPH])
     _check_position(journal, stored, parts[GRAPH])
     await _fit(journal, stored, parts[GRAPH], table, revision)
     timed = {path: wait["until"] for path, wait in unanswered(journal.open).items() if wait["until"] is not None}
     latest = slot.now
     due = slot.deadline is not None and slot.deadline <= slot.now
-    if timed and table["status"] in ("parked", "sleeping") and due and not journal.mail and not journal.rechecks:
+    if (
+        timed
+        and table["status"] in ("parked", "sleeping")
+        and due
+        and not journal.mailbox.mail
+        and not journal.rechecks
+    ):
         # Without mail and rechecks, the record's deadline is the earliest of them, on the storage's clock.
         latest = max(latest, min(timed.values()))
     journal.overdue = {path for path, until in timed.items() if until <= latest}
-    params: dict[str, Any] = journal.parts.get("", {}).get(PARAMS, {})
+    params: dict[str, Any] = journal.parts.loaded.get("", {}).get(PARAMS, {})
     return params
 
 
@@ -108,7 +102,7 @@ async def load_queued(journal: Journal, table: dict[str, Any]) -> dict[str, Any]
     """Prepare the journal of a queued run, and return its params. It has no position yet, and fits any graph."""
     slot, flow = journal.slot, cast(BaseFlow, journal.program.root.node)
     revision = _check_flow(journal)
-    journal.keep, journal.submitted = table.get("keep", False), submitted_of(table)
+    journal.restore_submitted(table)
     if revision < flow.revision and flow.migrate is not None:
         journal.status = "queued"
         stored = await migrated(journal, Position(journal.positions, {}, {}), revision, flow.migrate)
@@ -119,7 +113,7 @@ async def load_queued(journal: Journal, table: dict[str, Any]) -> dict[str, Any]
     if "params" not in table and "mail" not in table:
         return {}
     parts = await slot.parts()
-    journal.accept_mail({name: value for name, value in parts.items() if name.startswith(MAIL)})
+    journal.mailbox.accept({name: value for name, value in parts.items() if name.startswith(MAIL)})
     if "params" not in table:
         return {}
     problem = "is missing" if PARAMS not in parts else problem_of_part(PARAMS, parts[PARAMS])
@@ -131,7 +125,7 @@ async def load_queued(journal: Journal, table: dict[str, Any]) -> dict[str, Any]
 
 def _stored_position(journal: Journal, table: dict[str, Any], graph: Shape) -> Position:
     try:
-        counts = unpack(table["visits"], len(graph))
+        counts = unpacked(table["visits"], len(graph))
     except ValueError as error:
         raise _corrupt(journal, _POSITION, "has another form (visits)") from error
     opened = dict(table.get("open", {}))
@@ -148,7 +142,7 @@ async def _fit(journal: Journal, stored: Position, graph: Shape, table: dict[str
     """Fit the stored position to the present graph, and fill the journal with it."""
     flow = cast(BaseFlow, journal.program.root.node)
     before, changed = stored, table["graph"] != journal.digest
-    former: Former = journal.parts.get("", {}).get(FORMER, {"visits": {}, "renamed": []})
+    former: Former = journal.parts.loaded.get("", {}).get(FORMER, {"visits": {}, "renamed": []})
     renamed = {old: new for old, new in flow.renamed.items() if changed and old not in former["renamed"]}
     problems: list[str] = []
     unsure: dict[str, str] = {}
@@ -157,7 +151,7 @@ async def _fit(journal: Journal, stored: Position, graph: Shape, table: dict[str
         unsure = ambiguous_names(before.used, renamed, graph, stages)
         stored, problems = renamed_position(before, renamed)
         await _rename_parts(journal, renamed)
-        journal.put("", "graph", "", journal.shape)
+        journal.parts.put("", "graph", "", journal.shape)
     if not problems and revision < flow.revision and flow.migrate is not None:
         stored = await migrated(journal, stored, revision, flow.migrate)
     if "" in stored.open and stored.positions[""] not in journal.shape:
@@ -180,7 +174,7 @@ async def _fit(journal: Journal, stored: Position, graph: Shape, table: dict[str
             raise RunIsNewer(journal.flow_id, problems)
         raise FlowChanged(journal.flow_id, problems, stuck=True)
     journal.positions, journal.open = stored.positions, stored.open
-    journal.forget_parts(stale_parts(stored, journal.parts))
+    journal.parts.forget(stale_parts(stored, journal.parts.loaded))
 
 
 def _set_visits(journal: Journal, stored: Position, former: Former, left: dict[str, int]) -> None:
@@ -202,17 +196,17 @@ def _set_visits(journal: Journal, stored: Position, former: Former, left: dict[s
         "renamed": sorted(cast(BaseFlow, journal.program.root.node).renamed),
     }
     if known != former:
-        journal.put("", "former", "", known)
+        journal.parts.put("", "former", "", known)
 
 
 async def _rename_parts(journal: Journal, renamed: dict[str, str]) -> None:
     """Move the parts of renamed nodes to their new names."""
-    moved = [(path, new_path(path, renamed)) for path in journal.parts if new_path(path, renamed) != path]
-    taken = [(target, dict(journal.parts[path])) for path, target in moved]
-    journal.forget_parts([name for _, parts in taken for name in parts])
+    moved = [(path, new_path(path, renamed)) for path in journal.parts.loaded if new_path(path, renamed) != path]
+    taken = [(target, dict(journal.parts.loaded[path])) for path, target in moved]
+    journal.parts.forget([name for _, parts in taken for name in parts])
     for target, parts in taken:
         for name, value in parts.items():
-            await journal.move_part(name.partition(":")[0], target, name.rpartition(":")[2], value)
+            await journal.parts.move(name.partition(":")[0], target, name.rpartition(":")[2], value)
 
 
 def _unprepared(journal: Journal, stored: Position) -> list[str]:
@@ -225,7 +219,7 @@ def _unprepared(journal: Journal, stored: Position) -> list[str]:
         and stage.key in inside
         and journal.visits[stage.index]
         and stage.post not in (BaseNode.post, BaseFlow.post)
-        and f"prep:{stage.key}:0" not in journal.parts.get(stage.key, {})
+        and f"prep:{stage.key}:0" not in journal.parts.loaded.get(stage.key, {})
     ]
 
 
@@ -252,8 +246,8 @@ def _check_position(journal: Journal, stored: Position, graph: Shape) -> None:
             raise _corrupt(journal, _POSITION, f"does not fit the node {quoted(path)}")
         if kind in ("batch", "children"):
             total = inside[1] if kind == "batch" else inside.get("progress", (0, -1))[1]
-            items = sum(len(part) for part in journal.parts_of(path, "items"))
-            done = [row[0] for part in journal.parts_of(path, "done") for row in part]
+            items = sum(len(part) for part in journal.parts.all_of(path, "items"))
+            done = [row[0] for part in journal.parts.all_of(path, "done") for row in part]
             if total != items or not all(0 <= index < items for index in done):
                 raise _corrupt(journal, f"the batch {quoted(path)}", "does not have the items that it was begun with")
 

@@ -161,9 +161,8 @@ def ambiguous_names(
                 known, present = _numbered(old, above, kind), _numbered(stages, parent, kind)
                 if known != present:
                     problems[place] = (
-                        f"it is at {quoted(path)}, and the flow had {len(known)} of {quoted(kind)} without a "
-                        "name and has "
-                        f"{len(present)}, so {quoted(name)} may be another node; name them, or use renamed="
+                        f"it is at {quoted(path)}, and the flow had {len(known)} of {quoted(kind)} without a name and "
+                        f"has {len(present)}, so {quoted(name)} may be another node; name them, or use renamed="
                     )
             before, after = above, parent
     return problems

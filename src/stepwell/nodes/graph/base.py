@@ -1,21 +1,37 @@
-"""The base of nodes and flows: names, params, hooks and edges."""
+"""The base classes of nodes and flows: names, params, hooks and edges."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum
+from math import inf
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias, TypeVar
 
 from stepwell._secrets import quoted
 from stepwell.codec import check_name
-from stepwell.errors import InvalidGraph, InvalidOption
+from stepwell.errors import InvalidAction, InvalidGraph, InvalidOption
 from stepwell.nodes.graph.hooks import Hooks
 
 if TYPE_CHECKING:
-    from stepwell.nodes.graph.plan import Build, Stage, Strategy
+    from stepwell.storage import Storage
 
-__all__ = ["END", "Action", "BaseNode", "Edge", "End", "Exec", "PostResult", "Prep", "add_edge", "check_edge"]
+__all__ = [
+    "END",
+    "Action",
+    "BaseFlow",
+    "BaseNode",
+    "Edge",
+    "End",
+    "Exec",
+    "PostResult",
+    "Prep",
+    "add_edge",
+    "apply_updates",
+    "check_edge",
+    "is_pair",
+]
 
 Target = TypeVar("Target", bound="BaseNode | End")
 if TYPE_CHECKING:
@@ -70,6 +86,8 @@ class BaseNode:
     _strict_hooks: ClassVar[bool] = True
     #: Whether a visit gets the node's own params too, or only those of the run and of the flows around it.
     _own_params: ClassVar[bool] = True
+    #: Whether ``post`` of the outermost flow may return updates of the shared state.
+    _returns_updates: ClassVar[bool] = True
     #: The kind of node; stored with a run to detect that the graph has changed.
     _shape: ClassVar[str] = "node"
 
@@ -106,8 +124,11 @@ class BaseNode:
             self._dangling.add(action)
         return Edge(self, action)
 
-    def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
-        """Complete the stage, and return the function that runs ``exec``; ``None`` calls ``exec`` directly."""
+    def _strategy(self, build: Any, stage: Any) -> Any:
+        """Complete the stage, and return the function that runs ``exec``; ``None`` calls ``exec`` directly.
+
+        ``build`` is the ``Build`` and ``stage`` a ``Stage`` of ``plan.py``, which imports this module.
+        """
         raise NotImplementedError
 
     def _own_actions(self) -> tuple[str, ...]:
@@ -121,6 +142,61 @@ class BaseNode:
     def _kind(self) -> str:
         """Return the name to use if the user chose none."""
         return type(self).__name__
+
+
+class BaseFlow(BaseNode):
+    """The base class of flows. A flow is a graph of nodes, and a node itself."""
+
+    #: How many nodes one run may visit.
+    max_steps: int | None = None
+    #: How many ``exec`` calls inside it may run at once.
+    concurrency: int | None = None
+    #: The storage of its runs.
+    storage: Storage | None = None
+    #: The URL that the storage was given as.
+    _storage_url: str | None = None
+    #: Whether finished runs stay in the storage.
+    keep: bool | float = False
+    #: How often the runner of a run may die at one node.
+    max_recoveries: int = 5
+    #: The revision of the flow.
+    revision: int = 1
+    #: Moves a run of an earlier revision to this one.
+    migrate: Callable[[Any], None] | None = None
+    #: The new path of each path that was renamed.
+    renamed: Mapping[str, str] = MappingProxyType({})
+    #: When the flow was made, as a time of ``monotonic()``.
+    _built_at: float = inf
+
+    def post(self, shared: Any, prep_res: Any, exec_res: Any, /) -> PostResult:
+        """Choose the edge of the enclosing flow; by default the last action inside."""
+        return exec_res  # type: ignore[no-any-return]
+
+    def _title(self) -> str:
+        return self.name or type(self).__name__
+
+    def _problems(self) -> list[str]:
+        """Return what is wrong with the graph."""
+        return []
+
+    def _reachable(self) -> list[BaseNode]:
+        """Return the nodes of the graph, breadth first from the start."""
+        raise NotImplementedError
+
+    def _edges_of(self, node: BaseNode) -> Mapping[str, BaseNode | End]:
+        return node.successors
+
+    def _table(self, edges: dict[str, Any]) -> dict[Any, Any]:
+        """Return the next stage for each value that ``post`` may return; :meth:`_leave` handles all others."""
+        raise NotImplementedError
+
+    def _leave(self, stage: Any, result: Any, shared: Any) -> tuple[Any, Any]:
+        """Return the action and the next stage for a value that is not in the table."""
+        raise NotImplementedError
+
+    def _strategy(self, build: Any, stage: Any) -> Any:
+        build.nest(self, stage)
+        return None
 
 
 class Edge:
@@ -150,3 +226,16 @@ def add_edge(edges: dict[str, BaseNode | End], target: BaseNode | End, action: s
     if edges.get(action, target) is not target:
         warnings.warn(f"Overwriting successor for action '{action}'", stacklevel=4)
     edges[action] = target
+
+
+def apply_updates(path: str, result: tuple[Any, ...], shared: Any) -> Any:
+    """Apply the updates of ``(action, updates)`` of a node to the shared state, and return the action."""
+    if not is_pair(result):
+        raise InvalidAction(path, f"a tuple of {', '.join(type(part).__name__ for part in result)}")
+    shared.update(result[1])
+    return result[0]
+
+
+def is_pair(result: tuple[Any, ...]) -> bool:
+    """Return whether a result of ``post`` is ``(action, updates)``."""
+    return len(result) == 2 and isinstance(result[1], Mapping)

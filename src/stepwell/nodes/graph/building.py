@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from stepwell._secrets import quoted
 from stepwell.errors import InvalidAction, InvalidGraph, UnknownAction
-from stepwell.nodes.graph.base import END, BaseNode, End, add_edge, check_edge
-from stepwell.nodes.graph.base_flow import BaseFlow, apply_updates, is_pair
+from stepwell.nodes.graph.base import END, BaseFlow, BaseNode, End, add_edge, apply_updates, check_edge, is_pair
 from stepwell.nodes.graph.diagram import mermaid
 from stepwell.nodes.graph.plan import Stage, program_of, reach
-from stepwell.nodes.walk.runner import run_nested_durable
 from stepwell.options import check_choice
-
-if TYPE_CHECKING:
-    from stepwell.nodes.graph.plan import Build, Strategy
 
 __all__ = ["UNNAMED", "NodeGraph", "OnUnknownAction"]
 
@@ -104,13 +99,6 @@ class NodeGraph(BaseFlow):
     def _given_name(self) -> str | None:
         return None if self.name == UNNAMED else self.name
 
-    def _strategy(self, build: Build, stage: Stage) -> Strategy | None:
-        strategy = super()._strategy(build, stage)
-        if build.durable:
-            stage.durable = run_nested_durable
-            stage.keeps_prep = stage.prep is not BaseNode.prep
-        return strategy
-
     def _reachable(self) -> list[BaseNode]:
         return reach(self._start, self._edges_of)
 
@@ -136,9 +124,8 @@ class NodeGraph(BaseFlow):
         )
         if self.on_unknown_action == "raise":
             problems.extend(
-                f"{node.name} has the action {quoted(action)} and no edge for it: connect({node.name}, "
-                f"target, {quoted(action)}), "
-                "or END as the target"
+                f"{node.name} has the action {quoted(action)} and no edge for it: connect({node.name}, target, "
+                f"{quoted(action)}), or END as the target"
                 for node in nodes
                 for action in node._own_actions()
                 if (edges := self._edges_of(node)) and action not in edges
@@ -152,7 +139,7 @@ class NodeGraph(BaseFlow):
     def _leave(self, stage: Stage, result: Any, shared: Any) -> tuple[Any, Stage | None]:
         known = list(self._edges_of(stage.node))
         if result and isinstance(result, tuple) and (known or is_pair(result)):
-            result = apply_updates(stage, result, shared)
+            result = apply_updates(stage.path, result, shared)
         action = result or "default"
         if not isinstance(action, str | End):
             if known:

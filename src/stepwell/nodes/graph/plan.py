@@ -6,31 +6,28 @@ import copy
 import copyreg
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepwell._secrets import quoted
 from stepwell.codec import check_name
-from stepwell.errors import InvalidGraph
-from stepwell.nodes.graph.base import END, BaseNode, End
+from stepwell.errors import InvalidGraph, UsageError
+from stepwell.nodes.graph.base import END, BaseFlow, BaseNode, End
 from stepwell.nodes.graph.hook_check import problems_of_hooks
 from stepwell.nodes.graph.hooks import Hook, hook_of, is_async
-from stepwell.nodes.walk.attempts import ExecPolicy
+from stepwell.nodes.graph.policy import ExecPolicy
+from stepwell.nodes.graph.shape import FlowEdge, FlowGraph, Shape, digest
 
-if TYPE_CHECKING:
-    from stepwell.nodes.graph.base_flow import BaseFlow
-    from stepwell.nodes.graph.shape import FlowGraph, Shape
-    from stepwell.nodes.walk.cursor import Cursor
+__all__ = ["Build", "DurableStrategy", "Graph", "Program", "Stage", "Strategy", "graph_of", "program_of", "reach"]
 
-__all__ = ["Build", "DurableStrategy", "Graph", "Program", "Stage", "Strategy", "program_of", "reach"]
-
-#: (stage, cursor, copy of the node, prep_res, shared state) -> exec_res.
-Strategy = Callable[["Stage", "Cursor", Any, Any, Any], Awaitable[Any]]
+#: (stage, cursor, copy of the node, prep_res, shared state) -> exec_res. The cursor is the position of the run.
+Strategy = Callable[["Stage", Any, Any, Any, Any], Awaitable[Any]]
 
 #: (stage, cursor, copy of the node, shared state, whether the run was interrupted inside) -> (prep_res, exec_res).
 DurableStrategy = Callable[["Stage", Any, Any, Any, bool], Awaitable[tuple[Any, Any]]]
 
-_ONE_ATTEMPT = ExecPolicy(1, 0, 1, 0, Exception, None, inline=False)
+_ONE_ATTEMPT = ExecPolicy()
 
 
 class Stage:
@@ -64,8 +61,6 @@ class Stage:
         self.own_params: bool = node._own_params
         # A class may define how its instances are copied.
         self.copier: Callable[[Any], Any] | None = None if _plainly_copied(self.cls) else copy.copy
-        #: Whether the runner may copy the node without :func:`copy_node`.
-        self.plainly_copied: bool = self.copier is None and self.own_params
         hooks = node._hooks
         self.prep: Hook = hook_of(node, hooks.prep)
         self.exec: Hook = hook_of(node, hooks.exec)
@@ -74,8 +69,10 @@ class Stage:
         self.settings: Callable[[BaseNode], Any] = attrgetter(*node._settings)
         self.seen: tuple[Any, ...] = _snapshot(self.settings(node))
         self.execute: Strategy | None = None
-        #: In a durable run: runs a node that commits before it completes (flow, parallel, batch, wait).
+        #: In a durable run: runs a node that commits before it completes (parallel, batch, wait, children).
         self.durable: DurableStrategy | None = None
+        #: Whether a durable run commits inside it, before it completes.
+        self.commits_inside = False
         #: The path in the journal of a durable run.
         self.key: str = path if index else ""
         #: Whether a durable run stores the result of ``prep``.
@@ -100,8 +97,6 @@ class Graph:
 class Program:
     """A compiled flow with all flows inside it."""
 
-    __slots__ = ("_checks", "digest", "graph", "root", "shape", "stages", "want_loop", "want_storage")
-
     def __init__(self, root: Stage, build: Build) -> None:
         self.root: Stage = root
         self.stages: list[Stage] = build.stages
@@ -110,11 +105,6 @@ class Program:
         self.want_loop: str | None = next(iter(build.want_loop_for), None)
         #: Why the flow needs a storage, if it does.
         self.want_storage: str | None = next(iter(build.want_storage_for), None)
-        #: The shape and its digest, made for the first durable run.
-        self.shape: Shape | None = None
-        self.digest: str | None = None
-        #: The graph that subscribers get, made for the first of them.
-        self.graph: FlowGraph | None = None
 
     def is_current(self) -> bool:
         """Return whether no node or flow has changed since it was compiled."""
@@ -122,6 +112,40 @@ class Program:
             if settings(node) != seen:
                 return False
         return True
+
+    @cached_property
+    def graph(self) -> FlowGraph:
+        """The graph of the flow, for subscribers."""
+        graph = self.root.graph
+        stages = graph.stages if graph is not None else [self.root]
+        edges: list[FlowEdge] = []
+        for stage in stages:
+            for action in graph.flow._edges_of(stage.node) if graph is not None else ():
+                following = stage.edges[action]
+                edges.append(FlowEdge(stage.path, action, None if following is None else following.path))
+        return FlowGraph(nodes=tuple([stage.path for stage in stages]), edges=tuple(edges))
+
+    @cached_property
+    def shape(self) -> Shape:
+        """The nodes and edges in the order of the stages, to compare with those of a stored run."""
+        shape: Shape = {}
+        for stage in self.stages:
+            edges = {
+                action: None if target is None else target.path
+                for action, target in stage.edges.items()
+                if isinstance(action, str) and action
+            }
+            for number, graph in enumerate(stage.inside):
+                assert graph.start is not None
+                edges[f"start {number}"] = graph.start.path
+            # The name of the outermost flow is stored beside the shape.
+            shape[stage.key] = [stage.node._shape, edges]
+        return shape
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of the shape."""
+        return digest(self.shape)
 
 
 class Build:
@@ -152,7 +176,26 @@ class Build:
         if node._strict_hooks:
             self.problems.extend(problems_of_hooks(node, stage.path))
         stage.execute = node._strategy(self, stage)
+        stage.commits_inside = stage.durable is not None or stage.graph is not None
         return stage
+
+    def need_storage(self, stage: Stage, why: str) -> Strategy:
+        """Note that a stage needs a durable run, and return what runs it in another one."""
+        self.want_storage_for.append(f"{stage.path} {why}")
+        # Storages need a loop.
+        self.want_loop_for.append(f"{stage.path} {why}")
+
+        async def refuse(*run: Any) -> Any:
+            raise UsageError(f"{stage.path} {why}, so its run needs a storage: run(shared, storage=...)")
+
+        return refuse
+
+    def nest(self, flow: BaseFlow, stage: Stage) -> None:
+        """Complete the stage of a flow: compile the nodes inside."""
+        stage.leaf = False
+        stage.graph = self.graph(flow, stage.name, f"{stage.path}/" if stage.index else "")
+        stage.bare = stage.prep is BaseNode.prep and stage.post is BaseFlow.post
+        stage.keeps_prep = self.durable and stage.prep is not BaseNode.prep
 
     def graph(self, flow: BaseFlow, name: str, prefix: str) -> Graph:
         """Compile the nodes of a flow, breadth first, then their edges."""
@@ -195,6 +238,11 @@ def program_of(node: BaseNode, *, without_loop: bool, durable: bool = False) -> 
     if program is None or not program.is_current():
         program = programs[kind] = _compile_flow(node, without_loop=without_loop, durable=durable)
     return program
+
+
+def graph_of(program: Program) -> FlowGraph:
+    """Return the graph of a compiled flow, for those who show it."""
+    return program.graph
 
 
 def reach(start: BaseNode | None, edges_of: Callable[[BaseNode], Mapping[str, BaseNode | End]]) -> list[BaseNode]:

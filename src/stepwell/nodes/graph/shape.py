@@ -6,15 +6,12 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from stepwell._secrets import quoted
 from stepwell.errors import InvalidGraph
 
-if TYPE_CHECKING:
-    from stepwell.nodes.graph.plan import Program
-
-__all__ = ["FlowEdge", "FlowGraph", "Shape", "check_renamed", "digest", "graph_of", "shape_of"]
+__all__ = ["FlowEdge", "FlowGraph", "Shape", "check_renamed", "digest"]
 
 #: The kind and the edges of each node, by path; an edge to ``None`` ends the flow. The path "" is the flow.
 Shape = dict[str, list[Any]]
@@ -44,37 +41,6 @@ class FlowGraph:
     #: Runs start at the first one.
     nodes: tuple[str, ...]
     edges: tuple[FlowEdge, ...]
-
-
-def graph_of(program: Program) -> FlowGraph:
-    """Return the graph of a compiled flow for subscribers; cached."""
-    if program.graph is None:
-        graph = program.root.graph
-        stages = graph.stages if graph is not None else [program.root]
-        edges: list[FlowEdge] = []
-        for stage in stages:
-            for action in graph.flow._edges_of(stage.node) if graph is not None else ():
-                following = stage.edges[action]
-                edges.append(FlowEdge(stage.path, action, None if following is None else following.path))
-        program.graph = FlowGraph(nodes=tuple([stage.path for stage in stages]), edges=tuple(edges))
-    return program.graph
-
-
-def shape_of(program: Program) -> Shape:
-    """Return the nodes and edges of a program, in the order of its stages."""
-    shape: Shape = {}
-    for stage in program.stages:
-        edges = {
-            action: None if target is None else target.path
-            for action, target in stage.edges.items()
-            if isinstance(action, str) and action
-        }
-        for number, graph in enumerate(stage.inside):
-            assert graph.start is not None
-            edges[f"start {number}"] = graph.start.path
-        # The name of the outermost flow is stored beside the shape.
-        shape[stage.key] = [stage.node._shape, edges]
-    return shape
 
 
 def digest(shape: Shape) -> str:

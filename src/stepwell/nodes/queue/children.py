@@ -29,17 +29,18 @@ from stepwell.nodes.queue import partitions
 from stepwell.nodes.run import lease, mail
 from stepwell.nodes.run.branch import Park
 from stepwell.nodes.run.notices import wake_waiters
-from stepwell.nodes.run.table import ENDED, FINAL, table_of
+from stepwell.nodes.run.reading import read_run
+from stepwell.nodes.run.table import ENDED, FINAL, held_table, table_of
 from stepwell.nodes.run.waits import is_child_wait
-from stepwell.record import RUNS, Change, Place, Stored
+from stepwell.record import RUNS, Change, Place
 from stepwell.slot import Slot
-from stepwell.storage.operations import Apply, Get, Guard
+from stepwell.storage.operations import Apply, Guard
 
 if TYPE_CHECKING:
-    from stepwell.nodes.graph.base_flow import BaseFlow
+    from stepwell.nodes.graph.base import BaseFlow
     from stepwell.nodes.run.branch import Branch
     from stepwell.nodes.run.journal import Journal
-    from stepwell.nodes.walk.cursor import Cursor
+    from stepwell.nodes.walk.execution import Cursor
     from stepwell.storage import Storage
 
 __all__ = [
@@ -138,9 +139,8 @@ def park_for(cursor: Cursor, child: str, timeout: float | None) -> Park | Parked
     if cursor.item is not None:
         if timeout is not None:
             raise UsageError(
-                f"an item of batch {quoted(cursor.node)} waits for a child run with a timeout, which is not "
-                "supported; wait "
-                "for it in a Node, or without a timeout"
+                f"an item of batch {quoted(cursor.node)} waits for a child run with a timeout, which is not supported; "
+                "wait for it in a Node, or without a timeout"
             )
         return Parked("", branch.journal.flow_id, cursor.node, None, None, for_children=True)
     if stage.node._shape != "node":
@@ -173,7 +173,7 @@ async def report(storage: Storage, flow_id: str, parent: str) -> None:
 
 
 async def release(
-    storage: Storage, flow: str, revision: int, submitted: Mapping[str, Any], flow_id: str, *, ended: bool = True
+    storage: Storage, flow: str, flow_id: str, submitted: Mapping[str, Any], *, ended: bool = True
 ) -> None:
     """Let the next run of the partition start, and wake the parent. ``ended``: the run is not only paused."""
     if "partition" in submitted:
@@ -190,22 +190,18 @@ async def release(
 
 async def _remove_deadline(storage: Storage, flow_id: str) -> None:
     """Remove the deadline of a run that has ended; another process may have started it again meanwhile."""
-    address = storage.address(RUNS, flow_id)
-    stored: Stored | None = await storage.perform(Get(address))
-    table = None if stored is None else table_of(await storage.read_head(address, stored), address)
-    if stored is None or table is None or stored.deadline is None or table["status"] not in ENDED:
+    run = await read_run(storage, flow_id)
+    if run is None or run.stored.deadline is None or run.table["status"] not in ENDED:
         return
-    change = Change(write=storage.ids(), deadline=None, limit=storage.seal(address).limit)
+    change = Change(write=storage.ids(), deadline=None, limit=storage.seal(run.address).limit)
     with suppress(VersionChanged):
-        await storage.perform(Apply(address, change, Guard(version=stored.version)))
+        await storage.perform(Apply(run.address, change, Guard(version=run.stored.version)))
 
 
 async def is_cancelled(storage: Storage, flow_id: str) -> bool:
     """Return whether a run was cancelled."""
-    address = storage.address(RUNS, flow_id)
-    stored: Stored | None = await storage.perform(Get(address))
-    table = None if stored is None else table_of(await storage.read_head(address, stored), address)
-    return table is not None and table["status"] == "cancelled"
+    run = await read_run(storage, flow_id)
+    return run is not None and run.table["status"] == "cancelled"
 
 
 async def cancel(slot: Slot, flow_id: str, reason: str | None) -> None:
@@ -233,7 +229,7 @@ async def _cancel_child(storage: Storage, flow_id: str, reason: str) -> None:
 
     try:
         async with lease.hold(storage, flow_id, wait=0) as slot:
-            table = table_of(slot.head, slot.address) if slot.found else None
+            table = held_table(slot)
             if table is None or table["status"] in ENDED:
                 return
             await cancel(slot, flow_id, reason)
@@ -242,4 +238,4 @@ async def _cancel_child(storage: Storage, flow_id: str, reason: str) -> None:
         await mail.send(storage, flow_id, "cancel", message_of)
         return
     wake_waiters(storage, flow_id)
-    await release(storage, place.flow or "", place.revision or 1, table, flow_id)
+    await release(storage, place.flow or "", flow_id, table)

@@ -30,7 +30,8 @@ from stepwell.errors import (
 )
 from stepwell.nodes.run import lease
 from stepwell.nodes.run.notices import wake_workers
-from stepwell.nodes.run.table import flow_index, table_of
+from stepwell.nodes.run.reading import read_run
+from stepwell.nodes.run.table import flow_index
 from stepwell.options import check
 from stepwell.record import PARTITIONS, RUNS, Address, Change, Queue, Stored
 from stepwell.slot import Slot
@@ -154,36 +155,30 @@ async def _lock(storage: Storage, lock: Address, stored: Stored | None, flow_id:
 
 async def _enqueue(storage: Storage, name: str, address: Address) -> bool:
     """Put the run that has a partition into the queue of its flow; return ``False`` if it is gone."""
-    stored: Stored | None = await storage.perform(Get(address))
-    if stored is None:
+    run = await read_run(storage, address)
+    if run is None:
         return False
-    if stored.queue is None or stored.queue.name != name:
+    if run.stored.queue is None or run.stored.queue.name != name:
         # It is in that queue, or has started.
         return True
-    head = await storage.read_head(address, stored)
-    table = table_of(head, address)
-    if table is None:
-        return False
-    index = flow_index(head.place.flow or "", head.place.revision or 1)
-    queue = Queue(index, table.get("priority", 0))
+    index = flow_index(run.place.flow or "", run.place.revision or 1)
+    queue = Queue(index, run.table.get("priority", 0))
     change = Change(write=storage.ids(), queue=queue, limit=storage.seal(address).limit)
-    await storage.perform(Apply(address, change, Guard(version=stored.version)))
+    await storage.perform(Apply(address, change, Guard(version=run.stored.version)))
     wake_workers(storage, index)
     return True
 
 
 async def following(storage: Storage, flow: str, flow_id: str) -> str | None:
     """Return the id of the run that has got the partition of a run which has ended, or ``None``."""
-    address = storage.address(RUNS, flow_id)
-    stored: Stored | None = await storage.perform(Get(address))
-    table = None if stored is None else table_of(await storage.read_head(address, stored), address)
-    if table is None or "partition" not in table:
+    run = await read_run(storage, flow_id)
+    if run is None or "partition" not in run.table:
         return None
-    lock = storage.address(PARTITIONS, (flow, table["partition"]))
+    lock = storage.address(PARTITIONS, (flow, run.table["partition"]))
     holder = _named(storage, lock, await storage.perform(Get(lock)))
     if holder is None or holder == flow_id:
         return None
-    return holder if await _status(storage, holder, table["partition"]) == "queued" else None
+    return holder if await _status(storage, holder, run.table["partition"]) == "queued" else None
 
 
 class Repairs:
@@ -230,14 +225,10 @@ async def _readable_of(storage: Storage, name: str, own: Address | None = None) 
 
 
 async def _is_readable(storage: Storage, address: Address) -> bool:
-    stored: Stored | None = await storage.perform(Get(address))
-    if stored is None:
-        return False
     try:
-        table_of(await storage.read_head(address, stored), address)
+        return await read_run(storage, address) is not None
     except StoredDataError:
         return False
-    return True
 
 
 def _named(storage: Storage, lock: Address, stored: Stored | None) -> str | None:
@@ -252,29 +243,20 @@ def _named(storage: Storage, lock: Address, stored: Stored | None) -> str | None
     return run
 
 
-async def _holder(storage: Storage, flow_id: str, partition: str) -> Address | None:
-    """Return the address of the run that a lock names if the run still has its partition, or will start with it."""
-    return storage.address(RUNS, flow_id) if await _status(storage, flow_id, partition) in HOLDS else None
-
-
 async def _status(storage: Storage, flow_id: str, partition: str) -> str | None:
     """Return the status of a run of a partition; ``None`` if there is none, or if its delay has not ended."""
-    address = storage.address(RUNS, flow_id)
-    stored: Stored | None = await storage.perform(Get(address))
-    if stored is None:
-        return None
     try:
-        table = table_of(await storage.read_head(address, stored), address)
-        waited = (storage.clock or time.time)() - stored.written_at
-        if table is not None and table["status"] == "queued" and waited > OVERDUE:
+        run = await read_run(storage, flow_id)
+        if run is None or run.table.get("partition") != partition:
+            return None
+        waited = (storage.clock or time.time)() - run.stored.written_at
+        if run.table["status"] == "queued" and waited > OVERDUE:
             # No worker has started it. Its data may be the reason.
-            await open_data(storage.seal(address), stored.fields)
+            await open_data(storage.seal(run.address), run.stored.fields)
     except StepwellError as error:
         logger.warning("run %s cannot be read, so it loses its partition: %s", quoted(flow_id), error)
         return None
-    if table is None or table.get("partition") != partition:
-        return None
-    return None if table["status"] == "queued" and stored.queue is None else str(table["status"])
+    return None if run.table["status"] == "queued" and run.stored.queue is None else str(run.table["status"])
 
 
 @asynccontextmanager

@@ -6,20 +6,21 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from stepwell.codec.large import seal_data
-from stepwell.errors import EncodeError, RecordExists, RunExists, Unstorable
+from stepwell.errors import EncodeError, RecordExists, RunExists, UnknownRun, Unstorable
 from stepwell.nodes.graph.plan import program_of
 from stepwell.nodes.queue import partitions
 from stepwell.nodes.queue.children import Parent, tag_of
 from stepwell.nodes.run.ids import check_flow_id, new_flow_id
 from stepwell.nodes.run.notices import wake_workers
-from stepwell.nodes.run.table import PARAMS, Retention, flow_index, run_head, table_of
+from stepwell.nodes.run.reading import read_known_run
+from stepwell.nodes.run.table import PARAMS, Retention, flow_index, run_head
 from stepwell.options import check_number, check_whole
 from stepwell.record import DAY, KEEP, NOTHING, RUNS, Change, Place, Queue
 from stepwell.slot import Slot
-from stepwell.storage.operations import Apply, Get, Guard
+from stepwell.storage.operations import Apply, Guard
 
 if TYPE_CHECKING:
-    from stepwell.nodes.graph.base_flow import BaseFlow
+    from stepwell.nodes.graph.base import BaseFlow
     from stepwell.storage import Storage
 
 __all__ = ["kept_child", "submit"]
@@ -34,11 +35,11 @@ async def submit(
     *,
     storage: Storage,
     flow_id: str | None,
-    partition: str | int | None,
-    after: float | None,
-    priority: int,
-    params: Mapping[str, Any],
     keep: Retention,
+    partition: str | int | None = None,
+    after: float | None = None,
+    priority: int = 0,
+    params: Mapping[str, Any] = NOTHING,
     parent: Parent | None = None,
 ) -> str:
     """Write a queued run, unless there is a run of this id already, and return its id. ``parent``: it is a child."""
@@ -50,7 +51,7 @@ async def submit(
     _check(after, priority)
     index = flow_index(title, revision)
     slot = Slot(storage, RUNS, flow_id)
-    table: dict[str, Any] = {"status": "queued", "graph": "", "visits": "", "started": 0.0, "keep": keep or KEPT}
+    table: dict[str, Any] = {"status": "queued", "graph": "", "visits": [], "started": 0.0, "keep": keep or KEPT}
     if priority:
         table["priority"] = priority
     if parent is not None:
@@ -112,10 +113,11 @@ def _check(after: object, priority: object) -> None:
 
 async def _check_same(storage: Storage, slot: Slot, flow_id: str, title: str) -> None:
     """Raise ``RunExists`` unless the record of this id is a run of this flow."""
-    stored = await storage.perform(Get(slot.address))
-    if stored is None:
+    try:
+        run = await read_known_run(storage, slot.address)
+    except UnknownRun as unknown:
+        if unknown.state_only:
+            raise RunExists(flow_id, state_only=True) from unknown
         return
-    head = await storage.read_head(slot.address, stored)
-    table = table_of(head, slot.address)
-    if table is None or head.place.flow != title:
-        raise RunExists(flow_id, state_only=table is None, flow=None if table is None else head.place.flow)
+    if run.place.flow != title:
+        raise RunExists(flow_id, flow=run.place.flow)

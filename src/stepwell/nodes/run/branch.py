@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepwell.codec.values import step
@@ -58,7 +57,7 @@ class Branch:
         for stage in graph.stages:
             if stage.path == at:
                 self._resumed_at = None
-                return stage, stage.durable is not None and at in self.journal.open
+                return stage, stage.commits_inside and at in self.journal.open
             if is_inside(at, stage.path):
                 return stage, True
         # The run was interrupted before it reached this graph.
@@ -68,7 +67,7 @@ class Branch:
     async def prep(self, stage: Stage, visit: int, node: Any, shared: Any, inside: bool) -> Any:
         """Call ``prep`` and begin the node, or return the stored result if the run was interrupted inside it."""
         if inside:
-            return self.journal.part(stage.key, "prep")
+            return self.journal.parts.get(stage.key, "prep")
         prep_res = await call_hook(stage.prep, node, shared)
         self.begin(stage, visit, prep_res)
         return prep_res
@@ -80,7 +79,7 @@ class Branch:
             self._store_fields(stage.path)
         if stage.keeps_prep:
             # None too: without this part, prep() was added to the flow after it was entered.
-            journal.put(stage.key, "prep", 0, prep_res)
+            journal.parts.put(stage.key, "prep", 0, prep_res)
         journal.visits[stage.index] = visit
         if stage.graph is not None:
             if stage.keeps_prep and self.parent is None:
@@ -101,8 +100,7 @@ class Branch:
             await journal.restore_shared()
         journal.positions[self.name] = stage.path
         journal.open[stage.path] = wait
-        if journal.recoveries:
-            journal.recover()
+        journal.recover()
 
     def end(self, stage: Stage, action: Any) -> None:
         """Record that the nodes inside a flow have completed; its ``post`` has not run yet."""
@@ -110,10 +108,10 @@ class Branch:
             self.journal.positions[self.name] = stage.path
         self.journal.open[stage.key] = action
 
-    def complete(
-        self, graph: Graph, stage: Stage, visit: int, following: Stage | None, *, started: float, attempts: int
-    ) -> Coroutine[Any, Any, None] | None:
-        """Record that a node has completed, and return the commit to await. ``started`` is on the monotonic clock.
+    async def complete(
+        self, graph: Graph, stage: Stage, following: Stage | None, *, visit: int, attempts: int, started: float
+    ) -> None:
+        """Commit that a node has completed. ``started`` is on the monotonic clock.
 
         The last node of a graph has no commit: the caller of ``walk`` commits it together with the next step.
         """
@@ -123,22 +121,20 @@ class Branch:
         journal.visits[stage.index] = visit
         if journal.recoveries:
             journal.recover()
-        journal.trail.append(path)
-        # In milliseconds: from the start of the run to that of the node, and its duration.
-        timing = f"{1000 * (started - journal.began):.0f}+{1000 * (monotonic() - started):.0f}"
-        journal.timings.append(timing if attempts == 1 else f"{timing}x{attempts}")
+        journal.note_completed(path, started, attempts)
         if journal.open:
             journal.open = {name: value for name, value in journal.open.items() if not is_inside(name, path)}
         if len(journal.positions) > 1:
             for name in [name for name in journal.positions if name and is_inside(name, path)]:
                 del journal.positions[name]
-        if len(journal.parts) > 1:
+        if len(journal.parts.loaded) > 1:
             # There are parts besides those of the run itself.
-            journal.drop(path)
+            journal.parts.drop(path)
         if following is not None:
             journal.positions[self.name] = following.path
-            return journal.save(path) if self.parent is None else journal.save_whole(path)
-        return journal.check(path) if graph is journal.program.root.graph else None
+            await (journal.save(path) if self.parent is None else journal.save_whole(path))
+        elif graph is journal.program.root.graph:
+            await journal.check(path)
 
     def save(self, node: str) -> Coroutine[Any, Any, None]:
         """Return the commit of the position inside a node, to await."""
@@ -152,7 +148,7 @@ class Branch:
         self.journal.open[self.name] = action
 
     def _restore(self) -> None:
-        for part in self.journal.parts_of(self.name, "field"):
+        for part in self.journal.parts.all_of(self.name, "field"):
             key, *rest = part
             value = _DELETED if not rest else rest[0] if len(rest) == 1 else _UNCHANGED
             if value is _DELETED:
@@ -182,9 +178,9 @@ class Branch:
         journal = self.journal
         number = len(self._fields) if known is None else known.number
         # An error names the value by its key, not by its index in the part.
-        text = journal.seal(node, f"field:{self.name}:{number}", part, lambda at: f"${step(key)}{at[3:]}")
+        text = journal.parts.seal(node, f"field:{self.name}:{number}", part, lambda at: f"${step(key)}{at[3:]}")
         if known is None or known.text != text:
-            journal.put(self.name, "field", number, text)
+            journal.parts.put(self.name, "field", number, text)
         self._fields[key] = _StoredField(number, text, value)
 
 

@@ -26,11 +26,12 @@ from stepwell.errors import (
     Unstorable,
     VersionChanged,
 )
-from stepwell.nodes.graph.shape import Shape, check_renamed, digest, shape_of
-from stepwell.nodes.run import suspects
-from stepwell.nodes.run.error_text import message_of, traceback_of
-from stepwell.nodes.run.loaded import loaded_at
+from stepwell.nodes.graph.loaded import loaded_at
+from stepwell.nodes.graph.shape import Shape, check_renamed
+from stepwell.nodes.run import deaths
+from stepwell.nodes.run.errors import RunErrors
 from stepwell.nodes.run.mailbox import Mailbox
+from stepwell.nodes.run.parts import RunParts
 from stepwell.nodes.run.streams import StreamWriter
 from stepwell.nodes.run.table import (
     PARAMS,
@@ -38,24 +39,24 @@ from stepwell.nodes.run.table import (
     Status,
     end_timers,
     packed,
+    run_table,
     set_table,
-    table_of,
+    submitted_of,
 )
-from stepwell.nodes.run.waits import asked_again, deliver, has_answer, is_child_wait, parked, unanswered
-from stepwell.nodes.walk.threads import settled
+from stepwell.nodes.run.waits import asked_again, has_answer, is_child_wait, questions, unanswered, waits_for
 from stepwell.record import KEEP, Keep, Place, Version
 from stepwell.slot import Slot
 
 if TYPE_CHECKING:
-    from stepwell.nodes.graph.base_flow import BaseFlow
-    from stepwell.nodes.graph.plan import Program, Stage
+    from stepwell.nodes.graph.base import BaseFlow
+    from stepwell.nodes.graph.plan import Program
 
 __all__ = ["Journal"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-#: How many of the last nodes (and waits that have timed out) and of the last errors are stored.
-TRAIL, ERRORS = 20, 5
+#: How many of the last nodes, and of the last waits that have timed out, are stored.
+TRAIL = 20
 #: The deadline of a running run, in seconds; renewed at half of it. After it, workers check whether its runner died.
 WATCH = 12.0
 
@@ -64,14 +65,17 @@ WATCH = 12.0
 RECHECKS = 1.0, 60.0
 
 
-class Journal(Mailbox):
+class Journal:
     """The position of one run, in memory and in its record.
 
     Branches change it between two awaits, so it is consistent whenever :meth:`save` writes it for all of them.
     """
 
     def __init__(self, slot: Slot, program: Program, flow: str, flow_id: str, shared: dict[Any, Any]) -> None:
-        super().__init__(slot, flow_id)
+        self.slot, self.flow_id = slot, flow_id
+        self.parts = RunParts(slot)
+        self.mailbox = Mailbox(slot, self.parts, flow_id)
+        self.errors = RunErrors(self.now)
         self.program = program
         self.flow = flow
         #: The shared state.
@@ -91,10 +95,8 @@ class Journal(Mailbox):
         self.open: dict[str, Any] = {}
         #: How often each stage was visited, by its index. A visit counts once its node has completed.
         self.visits: list[int] = [0] * len(program.stages)
-        self.trail: deque[str] = deque(maxlen=TRAIL)
-        #: Start, duration and attempts of the nodes of the trail; see ``Branch.complete``.
-        self.timings: deque[str] = deque(maxlen=TRAIL)
-        self.errors: deque[list[Any]] = deque(maxlen=ERRORS)
+        #: The last nodes that have completed: path, start and duration in milliseconds, attempts.
+        self.trail: deque[list[Any]] = deque(maxlen=TRAIL)
         #: The shared state after ``prep`` of a flow that was entered since the last commit.
         self.entered: dict[Any, Any] | None = None
         #: The waits whose deadline has passed.
@@ -105,10 +107,8 @@ class Journal(Mailbox):
         self.recoveries: int = 0
         #: The ids of waits that have timed out, the last one last.
         self.late: list[str] = []
-        #: The errors of this process, each with its row in ``errors``.
-        self._noted: list[tuple[Exception, list[Any]]] = []
-        #: The paths of the nodes that have failed here.
-        self._failed: set[str] = set()
+        #: When the deadline of the run must be written again, on the monotonic clock.
+        self._watched_until = 0.0
         self._saving = False
         self._waiters: list[asyncio.Future[None]] = []
         self._changes = self._saved = 0
@@ -118,8 +118,6 @@ class Journal(Mailbox):
         self._clock_at, self._clock_base = monotonic(), slot.now
         #: The start of the run on the monotonic clock of this process.
         self.began: float = 0.0
-        program.shape = program.shape or shape_of(program)
-        program.digest = program.digest or digest(program.shape)
         self.shape: Shape = program.shape
         self.digest: str = program.digest
         root = cast("BaseFlow", program.root.node)
@@ -134,16 +132,30 @@ class Journal(Mailbox):
         """Write the start row; ``queued``: over that of a queued run, which leaves its queue and has its params."""
         self.keep, self.started_at, self.began = keep, self.now(), monotonic()
         self.mark = self.slot.storage.ids()[-8:]
-        self.put("", "graph", "", self.shape)
+        self.parts.put("", "graph", "", self.shape)
         if renamed := cast("BaseFlow", self.program.root.node).renamed:
             check_renamed(self.flow, renamed, self.shape)
             # A new run has the new names.
-            self.put("", "former", "", {"visits": {}, "renamed": sorted(renamed)})
+            self.parts.put("", "former", "", {"visits": {}, "renamed": sorted(renamed)})
         if params and queued:
-            self.parts[""][PARAMS] = params
+            self.parts.loaded[""][PARAMS] = params
         elif params:
-            self.put("", "params", "", dict(params))
+            self.parts.put("", "params", "", dict(params))
         await self.save("", memo=KEEP if self.slot.memo is None else None, queue=None)
+
+    def restore_submitted(self, table: Mapping[str, Any]) -> None:
+        """Take over how a queued run was submitted."""
+        self.keep, self.submitted = table.get("keep", False), submitted_of(table)
+
+    def restore(self, table: Mapping[str, Any]) -> None:
+        """Take over what :meth:`_fill` has stored, without the position, which may not fit the graph any more."""
+        self.restore_submitted(table)
+        self.status, self.started_at = table.get("before", table["status"]), table["started"]
+        self.began = monotonic() - (self.slot.now - self.started_at)
+        self.mark, self.rechecks = table.get("run", ""), dict(table.get("rechecks", {}))
+        self.errors.rows.extend(reversed(table.get("errors", ())))
+        self.trail.extend(table.get("trail", ()))
+        self.late.extend(table.get("late", ()))
 
     def _fill(self) -> None:
         """Copy the position of the run to its slot: the next node, the last ones, and the table."""
@@ -174,10 +186,8 @@ class Journal(Mailbox):
             table["late"] = self.late[-TRAIL:]
         if len(self.positions) > 1:
             table["lines"] = {name: path for name, path in self.positions.items() if name}
-        if self.timings:
-            table["times"] = " ".join(self.timings)
-        if self.errors:
-            table["errors"] = list(reversed(self.errors))
+        if self.errors.rows:
+            table["errors"] = self.errors.newest_first()
         slot.data = dict(self.shared)
         if self.trail:
             table["trail"] = list(self.trail)
@@ -198,7 +208,7 @@ class Journal(Mailbox):
             if self._saved >= mine:
                 # The save of another branch has written this change too.
                 return
-        if self.cancel is not None and self.on_cancel is not None:
+        if self._is_cancelled():
             # The node has suppressed the cancellation, or does not await anything.
             raise asyncio.CancelledError
         if self.broken is not None:
@@ -206,21 +216,11 @@ class Journal(Mailbox):
             raise self.broken
         self._saving, saving = True, self._changes
         try:
-            timers: Mapping[str, float] | Keep = KEEP
-            now = monotonic()
-            if now + WATCH / 2 >= self._watched_until:
-                self._watched_until, timers = now + WATCH, {"watch": self.now() + WATCH}
             self._fill()
-            await self._commit(node, keep=True, timers=timers, memo=memo, queue=queue)
+            await self._commit(node, keep=True, timers=self._watch(), memo=memo, queue=queue)
             self._saved, self.entered = saving, None
-            version, read = self.slot.version, self._read
-            foreign = read is not None and (version is None or version.number != read.number + 1)
-            if foreign:
-                # Another writer has merged fields or sent mail.
-                await self.look_for_mail()
-            else:
-                self._read = version
-            if between_nodes and self._unmerged:
+            others_wrote = await self.mailbox.look_after_commit()
+            if between_nodes and self.mailbox.unmerged:
                 await self._look_for_fields()
         finally:
             self._saving = False
@@ -228,8 +228,20 @@ class Journal(Mailbox):
                 if not waiter.done():
                     waiter.set_result(None)
             self._waiters.clear()
-        if foreign and self.cancel is not None and self.on_cancel is not None:
+        if others_wrote and self._is_cancelled():
             raise asyncio.CancelledError
+
+    def _is_cancelled(self) -> bool:
+        """Return whether mail has cancelled the run while its nodes run."""
+        return self.mailbox.cancel is not None and self.mailbox.on_cancel is not None
+
+    def _watch(self) -> Mapping[str, float] | Keep:
+        """Return the timer by which workers find a run whose runner has died, if it must be written again."""
+        now = monotonic()
+        if now + WATCH / 2 < self._watched_until and not self.mailbox.is_due:
+            return KEEP
+        self._watched_until, self.mailbox.is_due = now + WATCH, False
+        return {"watch": self.now() + WATCH}
 
     async def _look_for_fields(self) -> None:
         """Read merged fields. If the storage is unavailable, the next commit that succeeds looks again."""
@@ -240,12 +252,12 @@ class Journal(Mailbox):
 
     async def _read_fields(self) -> bool:
         """Give the shared state the fields that others have merged; return whether the record still exists."""
-        self._unmerged = False
+        self.mailbox.unmerged = False
         self.slot.data = dict(self.shared)
         try:
             merged = await self.slot.merge_others()
         except BaseException:
-            self._unmerged = True
+            self.mailbox.unmerged = True
             raise
         self.shared.update(merged or {})
         return merged is not None
@@ -260,7 +272,9 @@ class Journal(Mailbox):
         try:
             await asyncio.shield(saving)
         except asyncio.CancelledError:
-            await settled(saving)
+            while not saving.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait((saving,))
             if not saving.cancelled():
                 saving.exception()
             raise
@@ -271,8 +285,8 @@ class Journal(Mailbox):
         Return ``None`` if mail has answered a wait or cancelled the run: it is not released, and must go on or end.
         """
         node = next(iter(unanswered(self.open)), self.positions[""])
-        while not deliver(self) or self.pausing:
-            if self.cancel is not None:
+        while not self.deliver() or self.mailbox.pausing:
+            if self.mailbox.cancel is not None:
                 return None
             waits = unanswered(self.open)
             asking = any(wait["id"] or is_child_wait(wait) for wait in waits.values())
@@ -280,24 +294,74 @@ class Journal(Mailbox):
             times = [wait["until"] for wait in waits.values() if wait["until"] is not None]
             times += [until for _, until in self.rechecks.values()]
             timers: Mapping[str, float] = {"continue": min(times)} if times else {}
-            if self.pausing:
+            if self.mailbox.pausing:
                 self.status, timers = "paused", {}
-                self.drop_pauses()
+                self.mailbox.drop_pauses()
             self._fill()
             try:
                 # Mail that is written after this commit has a deadline, so that a worker finds it.
                 # A run that was retried, and waits again, is in a queue.
                 queue = KEEP if self.slot.queue is None else None
-                await self._commit(node, keep=False, timers=timers, only_version=self._read, queue=queue)
+                await self._commit(node, keep=False, timers=timers, only_version=self.mailbox.version, queue=queue)
             except VersionChanged:
-                await self.read_mail()
+                await self.mailbox.read()
             else:
-                return RunPaused(self.flow_id, self.positions[""]) if self.pausing else parked(self)
-        if self.cancel is None:
+                return RunPaused(self.flow_id, self.positions[""]) if self.mailbox.pausing else self.parked()
+        if self.mailbox.cancel is None:
             self.status = "running"
             await self.save(node)
-            await self.load_parts()
+            # The values of parts that were written here are not kept.
+            await self.parts.load()
         return None
+
+    def parked(self) -> Parked:
+        """Return the exception that names the first wait of the run."""
+        waits = unanswered(self.open)
+        if not waits:
+            path, (_, until) = next(iter(self.rechecks.items()))
+            return Parked("", self.flow_id, path, None, until)
+        path = next((path for path, wait in waits.items() if wait["id"]), None) or next(iter(waits))
+        wait = waits[path]
+        return Parked(wait["id"], self.flow_id, path, wait["question"], wait["until"], for_children=is_child_wait(wait))
+
+    def deliver(self) -> bool:
+        """Give answers, signals and ends of children in the mail to the waits; return whether a wait got one.
+
+        An answer whose wait has been answered before, or has timed out before it was sent, is dropped. A signal is kept
+        until a wait takes it.
+        """
+        delivered = False
+        for name in self.mailbox.of_kind("answer"):
+            message = self.mailbox.use(name)
+            path = next((path for path, known in questions(self.open).items() if known == message["wait"]), None)
+            until = None if path is None else self.open[path]["until"]
+            if path is not None and (until is None or message.get("at", until) < until):
+                self.set_answer(path, message["value"])
+                delivered = True
+        for path, wait in unanswered(self.open).items():
+            signal = self.mailbox.signal_for(wait)
+            if signal is not None:
+                self.set_answer(path, self.mailbox.use(signal)["value"])
+                delivered = True
+        for name in self.mailbox.of_kind("child"):
+            child = self.mailbox.use(name)["child"]
+            if self.rechecks:
+                # An item of a batch may wait for it.
+                self.rechecks = {path: [since, 0.0] for path, (since, _) in self.rechecks.items()}
+                delivered = True
+            for path, wait in unanswered(self.open).items():
+                if waits_for(wait, child):
+                    # The node reads the record of the child.
+                    self.open[path] = {**wait, "answer": None}
+                    delivered = True
+        return delivered
+
+    def set_answer(self, path: str, value: Any) -> None:
+        """Store the answer to a wait with the next commit."""
+        self.overdue.discard(path)
+        wait = {**self.open[path], "answer": value}
+        wait["id"] = wait.pop("again", wait["id"])
+        self.open[path] = wait
 
     async def restore_shared(self) -> None:
         """Give the shared state the values that the current node began with."""
@@ -318,17 +382,19 @@ class Journal(Mailbox):
     def recover(self) -> None:
         """Begin to count deaths anew, because a node has completed or parks."""
         self.recoveries = 0
-        suspects.leave(self)
+        deaths.end_suspect(self)
 
     async def fail(self, error: Exception) -> list[str]:
         """Commit that the run has failed, at its last position; return the waits that failed on their answer."""
-        self._put_last(error)
+        self.errors.put_last(error)
         await self.slot.rollback()
-        table = self._table()
+        table = run_table(self.slot)
         table["status"] = "failed"
-        table["errors"] = list(reversed(self.errors))
+        table["errors"] = self.errors.newest_first()
         inside: dict[str, Any] = table.get("open", {})
-        refused = [path for path in inside if path in self._failed and has_answer(inside[path]) and inside[path]["id"]]
+        refused = [
+            path for path in inside if path in self.errors.paths and has_answer(inside[path]) and inside[path]["id"]
+        ]
         if refused:
             # The answer may be wrong, so the wait accepts another one, under a new id.
             table["open"] = inside | {path: asked_again(inside[path]) for path in refused}
@@ -343,16 +409,11 @@ class Journal(Mailbox):
     async def stick(self, reason: str) -> None:
         """Commit that the run is stuck, at its last position. Workers leave it alone until ``flow.resume()``."""
         await self.slot.rollback()
-        table = self._table()
+        table = run_table(self.slot)
         table["before"] = table.get("before", table["status"])
         table["status"], table["stuck"] = "stuck", reason
         set_table(self.slot, table)
         await self.slot.commit(timers=end_timers(table, self.now()), queue=None)
-
-    def _table(self) -> dict[str, Any]:
-        table = table_of(self.slot.head, self.slot.address)
-        assert table is not None
-        return table
 
     async def check(self, node: str) -> None:
         """Raise ``Unstorable`` if the shared state cannot be stored.
@@ -367,38 +428,38 @@ class Journal(Mailbox):
 
     async def finish(self) -> None:
         """Commit that the run has finished: remove it, or keep its final state."""
-        node = self.trail[-1] if self.trail else ""
+        node = self.trail[-1][0] if self.trail else ""
         if self.keep is False:
             self.slot.delete()
-            self._pending = {}
+            self.parts.take_pending()
             # With the memo, a later resume() raises RunFinished.
             await self._commit(node, keep=False, timers=KEEP, memo={"finished": self.now()})
             return
         self.status = "finished"
         self.positions, self.open = {"": ""}, {}
-        self.drop("")
+        self.parts.drop("")
         expiry = None if self.keep is True else float(self.keep)
-        only_version = self._read
+        only_version = self.mailbox.version
         while True:
-            if self._unmerged:
+            if self.mailbox.unmerged:
                 # run() returns what is stored, so the state must have the fields that others have merged.
                 only_version = await self._read_before_end()
-            self._pending.update(dict.fromkeys(self.mail))
+            self.parts.drop_mail(self.mailbox.mail)
             self._fill()
             try:
                 timers = end_timers(self.submitted, self.now())
                 await self._commit(node, keep=False, timers=timers, expiry=expiry, only_version=only_version)
             except VersionChanged:
-                self._unmerged = True
+                self.mailbox.unmerged = True
             else:
                 return
 
     async def _read_before_end(self) -> Version | None:
         """Read mail and merged fields, and return the version that has them; ``None`` if the record is not there."""
         try:
-            await self.read_mail()
+            await self.mailbox.read()
             # A task may read newer mail while the fields are read.
-            version = self._read
+            version = self.mailbox.version
             return version if await self._read_fields() else None
         except StepwellError as error:
             # The last commit was not made.
@@ -427,8 +488,7 @@ class Journal(Mailbox):
         if self._stream is not None:
             # A reader that sees the node as completed has all its values.
             await self._stream.flush()
-        pending, self._pending = self._pending, {}
-        slot = self.slot
+        pending, slot = self.parts.take_pending(), self.slot
         parts = {name: part for name, part in pending.items() if part is not None} if pending else None
         dropped = [name for name, part in pending.items() if part is None] if pending else ()
         try:
@@ -445,7 +505,7 @@ class Journal(Mailbox):
                 only_version=only_version,
             )
         except VersionChanged:
-            self._pending = pending
+            self.parts.give_back(pending)
             raise
         except Exception as error:
             self.broken = self._explained(node, error)
@@ -467,13 +527,11 @@ class Journal(Mailbox):
         """Give a conflict of the record the message for a run; the original one is about conversations."""
         error.args = (
             f"the lease of run {quoted(self.flow_id)} ended before its commit, so nothing was written; a worker or "
-            f"flow.resume({quoted(self.flow_id)}) continues it, unless another runner has it already. Keep "
-            "blocking calls "
-            "out of the event loop, so that the lease can be renewed"
+            f"flow.resume({quoted(self.flow_id)}) continues it, unless another runner has it already. Keep blocking "
+            "calls out of the event loop, so that the lease can be renewed"
             if isinstance(error, LeaseLost)
             else f"run {quoted(self.flow_id)} was removed or replaced (cleanup, update_state), so nothing was "
-            "written and "
-            "this runner stops; change fields of a run with merge_state()",
+            "written and this runner stops; change fields of a run with merge_state()",
         )
         error.add_note(f"run {quoted(self.flow_id)} was lost {when}; flow.status() shows its state")
 
@@ -483,24 +541,7 @@ class Journal(Mailbox):
             return self.slot.storage.clock()
         return self._clock_base + (monotonic() - self._clock_at)
 
-    def note_error(self, stage: Stage, error: BaseException, attempt: int) -> None:
-        """Add an error to the last errors, once, with the innermost node that raised it."""
-        if not isinstance(error, Exception) or any(error is known for known, _ in self._noted):
-            return
-        if isinstance(error, ExceptionGroup) and not stage.leaf:
-            # Each of its errors was added with its own node.
-            return
-        self._failed.add(stage.path)
-        row = [self.now(), stage.path, type(error).__name__, message_of(error), traceback_of(error), attempt]
-        self._noted.append((error, row))
-        self.errors.append(row)
-
-    def _put_last(self, error: Exception) -> None:
-        """Put the error that fails the run behind the errors of branches that it has cancelled."""
-        for part in error.exceptions if isinstance(error, ExceptionGroup) else ():
-            self._put_last(part)
-        for noted, row in self._noted:
-            if noted is error:
-                with suppress(ValueError):
-                    self.errors.remove(row)
-                self.errors.append(row)
+    def note_completed(self, path: str, started: float, attempts: int) -> None:
+        """Add a node that has completed; ``started`` is on the monotonic clock."""
+        times = round(1000 * (started - self.began)), round(1000 * (monotonic() - started))
+        self.trail.append([path, *times, attempts])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from stepwell.nodes.run.table import Retention, end_timers, set_table, table_of
+from stepwell.nodes.run.table import Retention, end_timers, run_table, set_table
 from stepwell.options import check_text
 from stepwell.record import DAY, RUNS, Address, Queue, Stored
 from stepwell.slot import Slot
@@ -40,7 +40,7 @@ async def clock(storage: Storage, flow_id: str) -> float:
 
 async def cancel(slot: Slot, reason: str | None) -> None:
     """Commit that a run was cancelled, and release it. Its record is kept, for a day unless the run has ``keep``."""
-    table = _table(slot)
+    table = run_table(slot)
     table["status"], table["cancelled"] = "cancelled", reason or ""
     table.pop("open", None)
     keep: Retention = table.get("keep", False)
@@ -53,7 +53,7 @@ async def cancel(slot: Slot, reason: str | None) -> None:
 
 async def pause(slot: Slot, mail: Iterable[str]) -> None:
     """Commit that a run is paused, without this mail, and release it."""
-    table = _table(slot)
+    table = run_table(slot)
     if table["status"] == "queued":
         table.setdefault("before", "queued")
     table["status"] = "paused"
@@ -63,7 +63,7 @@ async def pause(slot: Slot, mail: Iterable[str]) -> None:
 
 async def retry(slot: Slot, queue: Queue) -> None:
     """Commit that a run waits in a queue to continue at its position, and release it."""
-    table = _table(slot)
+    table = run_table(slot)
     table.setdefault("before", table["status"])
     table["status"] = "queued"
     if table["before"] == "queued":
@@ -74,14 +74,8 @@ async def retry(slot: Slot, queue: Queue) -> None:
 
 async def interrupt(slot: Slot) -> None:
     """Commit that a run has no runner any more, so that the next worker continues it at once, and release it."""
-    table = _table(slot)
+    table = run_table(slot)
     if table["status"] == "running":
         table["interrupted"] = True
         set_table(slot, table)
         await slot.commit(deadline=0.0)
-
-
-def _table(slot: Slot) -> dict[str, Any]:
-    table = table_of(slot.head, slot.address)
-    assert table is not None
-    return table

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, get_args
 
 from stepwell._secrets import quoted
 from stepwell.errors import CorruptRecord, InvalidOption, RunReplaced, UnknownRun
+from stepwell.nodes.run.reading import read_run
 from stepwell.nodes.run.table import FINAL, GRAPH, Status, flow_index, table_of
 from stepwell.record import RUNS, Address, OpenedHead, Stored
 from stepwell.storage import ANY, Entry, Storage
@@ -20,7 +21,6 @@ __all__ = [
     "Run",
     "RunError",
     "Status",
-    "completed_of",
     "progress_of",
     "run_of",
     "runs",
@@ -40,7 +40,7 @@ class RunError(NamedTuple):
     type: str
     #: At most 500 characters.
     message: str
-    #: The text of the traceback, without local variables; at most 4,000 characters. Empty in older records.
+    #: The text of the traceback, without local variables; at most 4,000 characters.
     traceback: str = ""
     #: The number of the attempt that failed, from 1.
     attempt: int = 1
@@ -58,10 +58,10 @@ class CompletedNode(NamedTuple):
 
     #: The path of the node.
     node: str
-    #: When it began or was last continued, on the storage's clock; ``None`` in older records.
-    started_at: float | None = None
+    #: When it began or was last continued, on the storage's clock.
+    started_at: float
     #: The seconds from then until it completed.
-    duration: float | None = None
+    duration: float
     attempts: int = 1
 
 
@@ -148,10 +148,8 @@ async def status(storage: Storage, flow_id: str) -> Run:
 
 async def mark_of(storage: Storage, flow_id: str) -> str | None:
     """Return the mark of a run, ``""`` if it has not begun, ``None`` if there is no run."""
-    address = storage.address(RUNS, flow_id)
-    stored: Stored | None = await storage.perform(Get(address))
-    table = None if stored is None else table_of(storage.seal(address).open_head(stored.head), address)
-    return None if table is None else str(table.get("run", ""))
+    run = await read_run(storage, flow_id)
+    return None if run is None else str(run.table.get("run", ""))
 
 
 async def runs(storage: Storage, flow: str, status: Status | None, *, revision: int = 1) -> AsyncIterator[Run]:
@@ -186,7 +184,11 @@ def _run(flow_id: str, head: OpenedHead, address: Address, stored: Stored | Entr
     place, table = head.place, table_of(head, address)
     if table is None or place.flow is None:
         return None
-    trail = tuple(table.get("trail", ()))
+    started = table["started"]
+    completed = [
+        CompletedNode(path, started + start / 1000, duration / 1000, attempts)
+        for path, start, duration, attempts in table.get("trail", ())
+    ]
     opened: dict[str, Any] = table.get("open", {})
     return Run(
         flow_id=flow_id,
@@ -197,35 +199,17 @@ def _run(flow_id: str, head: OpenedHead, address: Address, stored: Stored | Entr
         revision=place.revision or 1,
         node=place.state,
         branches=table.get("lines", {}),
-        path=trail,
-        completed=completed_of(trail, table),
+        path=tuple([each.node for each in completed]),
+        completed=tuple(completed),
         errors=tuple(RunError(*error) for error in table.get("errors", ())),
         progress=progress_of(opened),
         waits=waits_of(opened),
-        started_at=table["started"],
+        started_at=started,
         updated_at=stored.written_at,
         expires_at=stored.expires_at,
         interrupted=table.get("interrupted", False),
         recoveries=table.get("recoveries", 0),
     )
-
-
-def completed_of(trail: Sequence[str], table: Mapping[str, Any]) -> tuple[CompletedNode, ...]:
-    """Return the last nodes of a run with their times, as far as these can be read.
-
-    ``1520+512x3``: the node began 1520 ms after the run and took 512 ms, with 3 attempts.
-    """
-    times = table.get("times", "").split()[-len(trail) :] if trail else []
-    found = [CompletedNode(node) for node in trail[: len(trail) - len(times)]]
-    for node, text in zip(trail[len(found) :], times, strict=True):
-        try:
-            start, _, rest = text.partition("+")
-            duration, _, attempts = rest.partition("x")
-            started_at = table["started"] + int(start) / 1000
-            found.append(CompletedNode(node, started_at, int(duration) / 1000, int(attempts or 1)))
-        except ValueError:
-            found.append(CompletedNode(node))
-    return tuple(found)
 
 
 def progress_of(opened: Mapping[str, Any]) -> dict[str, Progress]:
@@ -243,7 +227,13 @@ def _children_of(wait: Mapping[str, Any]) -> tuple[str, ...]:
 def waits_of(opened: Mapping[str, Any]) -> tuple[OpenWait, ...]:
     """Return the waits in ``Journal.open`` that need an answer or a deadline."""
     return tuple(
-        OpenWait(inside.get("again") or inside["id"], node, inside["question"], inside["until"], _children_of(inside))
+        OpenWait(
+            id=inside.get("again") or inside["id"],
+            node=node,
+            question=inside["question"],
+            deadline=inside["until"],
+            children=_children_of(inside),
+        )
         for node, inside in opened.items()
         if isinstance(inside, dict) and ("answer" not in inside or "again" in inside)
     )

@@ -12,30 +12,36 @@ from stepwell.slot import Sealed, Slot
 
 __all__ = ["RunParts", "is_inside"]
 
+#: RunParts by name; ``None`` drops a part.
+Pending = dict[str, Sealed | None]
+
 
 class RunParts:
     """The parts of one run that were loaded, and those that its next commit writes or drops."""
 
     def __init__(self, slot: Slot) -> None:
-        self.slot = slot
-        #: The parts of each node, by its path.
-        self.parts: dict[str, dict[str, Any]] = {}
-        #: The parts for the next commit, by name; ``None`` drops a part.
-        self._pending: dict[str, Sealed | None] = {}
+        self._slot = slot
+        #: The parts of each node, by its path. The values of parts that were written here are not kept.
+        self.loaded: dict[str, dict[str, Any]] = {}
+        self._pending: Pending = {}
 
-    async def load_parts(self) -> None:
-        """Load the parts as a resume would, because a journal does not keep the values of parts that it wrote."""
-        self.parts = {}
-        for name, value in (await self.slot.parts()).items():
+    async def load(self) -> None:
+        """Load the parts as a resume would."""
+        self.loaded = {}
+        for name, value in (await self._slot.parts()).items():
             if not name.startswith(MAIL):
-                self.parts.setdefault(owner_of_part(name), {})[name] = value
+                self.add(name, value)
+
+    def add(self, name: str, value: Any) -> None:
+        """Add a part that was loaded."""
+        self.loaded.setdefault(owner_of_part(name), {})[name] = value
 
     def put(self, path: str, kind: str, number: int | str, value: Any) -> None:
         """Add a part of a node to the next commit; raise ``Unstorable`` now if it cannot be stored."""
         name = f"{kind}:{path}:{number}"
         part = value if isinstance(value, Sealed) else self.seal(path, name, value, f"{kind} {{}}".format)
         self._pending[name] = part
-        self.parts.setdefault(path, {})[name] = None
+        self.add(name, None)
 
     async def seal_soon(self, node: str, name: str, value: Any, where: Callable[[str], str]) -> Sealed:
         """Encode a part, in a thread if it is large."""
@@ -46,41 +52,54 @@ class RunParts:
     def seal(self, node: str, name: str, value: Any, where: Callable[[str], str], large: bool = False) -> Sealed:
         """Encode a part; ``where`` translates the path in the part to the words of the error message."""
         try:
-            return self.slot.seal_part(name, value, large)
+            return self._slot.seal_part(name, value, large)
         except EncodeError as error:
             inside = error.path.removeprefix(f"${name}")
             raise Unstorable(node, where(inside), error.type_name, error.why) from error
 
     def drop(self, path: str) -> None:
         """Drop the parts of a node and of the nodes inside it with the next commit; "" is the whole run."""
-        for owner in [owner for owner in self.parts if not path or is_inside(owner, path)]:
-            self._pending.update(dict.fromkeys(self.parts.pop(owner)))
+        for owner in [owner for owner in self.loaded if not path or is_inside(owner, path)]:
+            self._pending.update(dict.fromkeys(self.loaded.pop(owner)))
 
-    async def move_part(self, kind: str, path: str, number: str, value: Any) -> None:
+    def drop_mail(self, names: Iterable[str]) -> None:
+        """Drop parts with mail with the next commit."""
+        self._pending.update(dict.fromkeys(names))
+
+    async def move(self, kind: str, path: str, number: str, value: Any) -> None:
         """Add a loaded part under the name of another node to the next commit."""
         name = f"{kind}:{path}:{number}"
         self._pending[name] = await self.seal_soon(path, name, value, f"{kind} {{}}".format)
-        self.parts.setdefault(path, {})[name] = value
+        self.add(name, value)
 
-    def forget_parts(self, names: Iterable[str]) -> None:
+    def forget(self, names: Iterable[str]) -> None:
         """Drop loaded parts with the next commit."""
         for name in names:
             owner = owner_of_part(name)
-            del self.parts[owner][name]
-            if not self.parts[owner]:
-                del self.parts[owner]
+            del self.loaded[owner][name]
+            if not self.loaded[owner]:
+                del self.loaded[owner]
             self._pending[name] = None
 
-    def part(self, path: str, kind: str, number: int | str = 0) -> Any:
+    def get(self, path: str, kind: str, number: int | str = 0) -> Any:
         """Return a part of a node as it was loaded, or ``None``."""
-        return self.parts.get(path, {}).get(f"{kind}:{path}:{number}")
+        return self.loaded.get(path, {}).get(f"{kind}:{path}:{number}")
 
-    def parts_of(self, path: str, kind: str) -> list[Any]:
+    def all_of(self, path: str, kind: str) -> list[Any]:
         """Return all parts of one kind that a node had when the run was loaded, in their order."""
         found: list[Any] = []
-        while (value := self.part(path, kind, len(found))) is not None:
+        while (value := self.get(path, kind, len(found))) is not None:
             found.append(value)
         return found
+
+    def take_pending(self) -> Pending:
+        """Return what the next commit writes and drops."""
+        pending, self._pending = self._pending, {}
+        return pending
+
+    def give_back(self, pending: Pending) -> None:
+        """Write and drop these with a later commit, because theirs was refused."""
+        self._pending = {**pending, **self._pending}
 
 
 def is_inside(path: str, around: str) -> bool:

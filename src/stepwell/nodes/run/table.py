@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import groupby
-from math import isfinite
 from typing import Any, Final, Literal, NotRequired, TypedDict
 
 from stepwell.codec import values
@@ -28,15 +27,17 @@ __all__ = [
     "flow_index",
     "flow_indexes",
     "flow_of_index",
+    "held_table",
     "kind_of_mail",
     "owner_of_part",
     "packed",
     "problem_of_part",
     "run_head",
+    "run_table",
     "set_table",
     "submitted_of",
     "table_of",
-    "unpack",
+    "unpacked",
 ]
 
 Status = Literal["queued", "running", "parked", "sleeping", "paused", "failed", "stuck", "cancelled", "finished"]
@@ -46,7 +47,8 @@ FINAL: Final = frozenset({"cancelled", "finished"})
 ENDED: Final = frozenset({"failed", "stuck", "cancelled", "finished"})
 #: Nested deeper is no table.
 _DEPTH: Final = 1000
-_EXACT: Final = frozenset({str, bool, int, type(None)})
+#: The entries of a table that may have values of any type, or any texts as keys. All others are JSON.
+_ANY_VALUES: Final = frozenset({"open", "lines", "rechecks"})
 #: Seconds after which a worker reports the end of a child run to its parent, if its own runner was killed before.
 REPORT: Final = 5.0
 #: ``False``: remove a finished run. ``True``: keep it. A number: keep it for that many seconds.
@@ -75,12 +77,20 @@ def table_of(head: OpenedHead, address: Address) -> dict[str, Any] | None:
     problem = conform(table, _Table)[1]
     for inside in table.get("open", {}).values() if problem is None else ():
         problem = problem or _problem_inside(inside)
-    for row in table.get("errors", ()) if problem is None else ():
-        # Older records have neither the traceback nor the attempt.
-        form = tuple[float, str, str, str] if len(row) == 4 else tuple[float, str, str, str, str, int]
-        problem = problem or conform(row, form)[1]
     if problem is not None:
         raise CorruptRecord(address.text, "the position of its run", f"has another form ({problem})")
+    return table
+
+
+def held_table(slot: Slot) -> dict[str, Any] | None:
+    """Return the table of a held run, or ``None`` if the record is not there or no run."""
+    return table_of(slot.head, slot.address) if slot.found else None
+
+
+def run_table(slot: Slot) -> dict[str, Any]:
+    """Return the table of a held run."""
+    table = held_table(slot)
+    assert table is not None
     return table
 
 
@@ -96,23 +106,13 @@ def set_table(slot: Slot, table: dict[str, Any]) -> None:
 
 def run_head(place: Place, table: dict[str, Any], limits: Limits, timers: Mapping[str, float] = NOTHING) -> OpenedHead:
     """Return the head of a run."""
-    text = values.to_json(table) if _is_flat(table) else values.encode(table, limits, "$head")
+    nested = not table.keys().isdisjoint(_ANY_VALUES)
+    text = values.encode(table, limits, "$head") if nested else values.to_json(table)
     flow = place.flow
     if flow is not None and (place.revision is not None or "@" in flow):
         # It changes less often than the node.
         flow = flow_index(flow, place.revision)
     return OpenedHead(place, timers, text.decode(), (flow, table["status"]))
-
-
-def _is_flat(table: Mapping[str, Any]) -> bool:
-    """Return whether this is flat and JSON-safe, so that it needs no recursive check."""
-    for key, value in table.items():
-        if key == "trail":
-            continue
-        kind = type(value)
-        if key[:1] == "$" or not (kind in _EXACT or (kind is float and isfinite(value))):
-            return False
-    return True
 
 
 def submitted_of(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,10 +130,11 @@ class _Table(TypedDict):
 
     status: Status
     graph: str
-    visits: str
+    #: How often each stage was visited; see :func:`packed`.
+    visits: list[tuple[int, int]]
     started: float
-    #: The paths of the last nodes that have completed, the newest last.
-    trail: NotRequired[list[str]]
+    #: The last nodes that have completed, the newest last: path, start and duration in milliseconds, attempts.
+    trail: NotRequired[list[tuple[str, int, int, int]]]
     run: NotRequired[str]
     base: NotRequired[str]
     keep: NotRequired[bool | float]
@@ -152,9 +153,8 @@ class _Table(TypedDict):
     #: Why the run is stuck, and its status before.
     stuck: NotRequired[str]
     before: NotRequired[Status]
-    errors: NotRequired[list[list[Any]]]
-    #: Start, duration and attempts of the last nodes; see ``Branch.complete``.
-    times: NotRequired[str]
+    #: The last errors, the newest first: time, path, type, message, traceback and attempt.
+    errors: NotRequired[list[tuple[float, str, str, str, str, int]]]
     partition: NotRequired[str]
     priority: NotRequired[int]
     #: The id of its parent, and the flow and the partition of each run above it that has one.
@@ -296,27 +296,17 @@ def _hashable(key: Any) -> bool:
     return True
 
 
-def packed(counts: list[int]) -> str:
-    """Return visit counts as a text: ``[1, 1, 1, 2, 0, 0]`` is ``"1x3,2"``, without the zeros at the end."""
-    runs = []
-    for count, same in groupby(counts):
-        times = len(list(same))
-        runs.append(f"{count}x{times}" if times > 1 else str(count))
-    if counts and counts[-1] == 0:
-        runs.pop()
-    return ",".join(runs)
+def packed(counts: list[int]) -> list[list[int]]:
+    """Return visit counts, each with the number of equal ones in a row, without the zeros at the end."""
+    rows = [[count, len(list(same))] for count, same in groupby(counts)]
+    return rows[:-1] if rows and not rows[-1][0] else rows
 
 
-def unpack(text: str, length: int) -> list[int]:
-    """Return the counts of a text, without the zeros at the end; raise ``ValueError`` if there are too many."""
-    counts: list[int] = []
-    for part in text.split(",") if text else ():
-        count, repeated, times = part.partition("x")
-        repeat = int(times) if repeated else 1
-        if not 0 < repeat <= length - len(counts) or int(count) < 0:
-            raise ValueError(f"not {length} visit counts")
-        counts.extend([int(count)] * repeat)
-    return counts
+def unpacked(rows: list[list[int]], length: int) -> list[int]:
+    """Return the counts without the zeros at the end; raise ``ValueError`` if these are more than ``length``."""
+    if any(count < 0 or times < 1 for count, times in rows) or sum(times for _, times in rows) > length:
+        raise ValueError(f"not {length} visit counts")
+    return [count for count, times in rows for _ in range(times)]
 
 
 def flow_index(flow: str, revision: int | None = None) -> str:

@@ -4,30 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 
 from stepwell._secrets import quoted
-from stepwell.errors import Parked, UsageError
+from stepwell.errors import UsageError
 from stepwell.nodes.run.ids import WaitId
-from stepwell.nodes.run.table import kind_of_mail
-
-if TYPE_CHECKING:
-    from stepwell.nodes.run.journal import Journal
 
 __all__ = [
     "Answered",
-    "answer",
     "asked_again",
-    "check_wait",
-    "deliver",
     "has_answer",
     "is_child_wait",
     "never_asked",
     "only_wait",
-    "parked",
     "questions",
-    "signal_for",
     "unanswered",
+    "waits_for",
     "was_asked",
 ]
 
@@ -70,7 +62,8 @@ def is_child_wait(inside: Any) -> TypeGuard[dict[str, Any]]:
     return isinstance(inside, dict) and "step" in inside
 
 
-def _waits_for(wait: Mapping[str, Any], child: str) -> bool:
+def waits_for(wait: Mapping[str, Any], child: str) -> bool:
+    """Return whether a wait is for this child run."""
     if "child" in wait:
         return bool(wait["child"] == child)
     place, _, number = child.rpartition("/")
@@ -82,103 +75,6 @@ def asked_again(wait: dict[str, Any]) -> dict[str, Any]:
     asked = WaitId.read(wait["id"])
     assert asked is not None
     return {**wait, "again": asked.again().text}
-
-
-def parked(journal: Journal) -> Parked:
-    """Return the exception that names the first wait of a run."""
-    waits = unanswered(journal.open)
-    if not waits:
-        path, (_, until) = next(iter(journal.rechecks.items()))
-        return Parked("", journal.flow_id, path, None, until)
-    path = next((path for path, wait in waits.items() if wait["id"]), None) or next(iter(waits))
-    wait = waits[path]
-    return Parked(wait["id"], journal.flow_id, path, wait["question"], wait["until"], for_children=is_child_wait(wait))
-
-
-def check_wait(journal: Journal, wait_id: str) -> None:
-    """Raise ``UsageError`` unless this is a current or an earlier wait of the run."""
-    asked = WaitId.read(wait_id)
-    visits = {s.path: journal.visits[s.index] for s in journal.program.stages if s.node._shape == "wait"}
-    visits |= journal.former
-    if wait_id not in questions(journal.open).values() and (
-        asked is None or not was_asked(journal.open, visits, asked)
-    ):
-        raise never_asked(journal.flow_id, wait_id, journal.open)
-
-
-def answer(journal: Journal, wait_id: str | None, value: Any) -> None:
-    """Store the answer to a wait, or to the only wait of the run; raise ``Unstorable`` if it cannot be stored.
-
-    An answer to an earlier question is ignored, and so is one after the deadline, even if no worker has fired the
-    timeout yet.
-    """
-    asked = questions(journal.open)
-    if wait_id is None:
-        wait_id = only_wait(journal.flow_id, journal.open)
-        if wait_id is None:
-            raise UsageError(f"run {quoted(journal.flow_id)} waits for no answer; resume it without a value")
-    path = next((path for path, known in asked.items() if wait_id == known), None)
-    if path is None or path in journal.overdue:
-        return
-    journal.seal(path, "answer", value, "the answer{}".format)
-    _set_answer(journal, path, value)
-
-
-def deliver(journal: Journal) -> bool:
-    """Give answers, signals and ends of children in the mail of a run to its waits; return whether a wait got one.
-
-    An answer whose wait has been answered before, or has timed out before it was sent, is dropped. A signal is kept
-    until a wait takes it.
-    """
-    delivered = False
-    for name in [name for name in journal.mail if kind_of_mail(name) == "answer"]:
-        message = journal.use_mail(name)
-        path = next((path for path, known in questions(journal.open).items() if known == message["wait"]), None)
-        if path is None:
-            continue
-        until = journal.open[path]["until"]
-        if until is not None and message.get("at", until) >= until:
-            continue
-        journal.overdue.discard(path)
-        _set_answer(journal, path, message["value"])
-        delivered = True
-    for waiting, wait in unanswered(journal.open).items():
-        signal = signal_for(journal, wait)
-        if signal is not None:
-            journal.overdue.discard(waiting)
-            _set_answer(journal, waiting, journal.use_mail(signal)["value"])
-            delivered = True
-    for name in [name for name in journal.mail if kind_of_mail(name) == "child"]:
-        child = journal.use_mail(name)["child"]
-        if journal.rechecks:
-            # An item of a batch may wait for it.
-            journal.rechecks = {path: [since, 0.0] for path, (since, _) in journal.rechecks.items()}
-            delivered = True
-        for path, wait in unanswered(journal.open).items():
-            if _waits_for(wait, child):
-                # The node reads the record of the child.
-                journal.open[path] = {**wait, "answer": None}
-                delivered = True
-    return delivered
-
-
-def signal_for(journal: Journal, wait: Mapping[str, Any]) -> str | None:
-    """Return the mail with the oldest signal that a wait may take, or ``None``."""
-    if "signal" not in wait:
-        return None
-    until = wait["until"]
-    for name in sorted(journal.mail):
-        message = journal.mail[name]
-        if kind_of_mail(name) == "signal" and message["name"] == wait["signal"]:
-            late = until is not None and "at" in message and message["at"] >= until
-            return None if late else name
-    return None
-
-
-def _set_answer(journal: Journal, path: str, value: Any) -> None:
-    wait = {**journal.open[path], "answer": value}
-    wait["id"] = wait.pop("again", wait["id"])
-    journal.open[path] = wait
 
 
 def questions(opened: Mapping[str, Any]) -> dict[str, str]:

@@ -4,85 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
 from time import perf_counter
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any
 
-from stepwell._secrets import quoted
-from stepwell.errors import InvalidOption, NodeTimeout, Parked
+from stepwell.errors import NodeTimeout, Parked
 from stepwell.nodes.graph.hooks import call_hook, is_async
 from stepwell.nodes.walk.threads import in_thread
-from stepwell.options import check_number, check_whole
 
 if TYPE_CHECKING:
     from stepwell.nodes.graph.plan import Stage
-    from stepwell.nodes.walk.cursor import Cursor
+    from stepwell.nodes.walk.execution import Cursor
 
-__all__ = ["Call", "ExecPolicy", "Setting", "attempt", "attempt_node", "call_once"]
+__all__ = ["Call", "attempt", "attempt_node", "call_once"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 Call = Callable[["Stage", "Cursor", Any, Any], Awaitable[Any]]
-
-#: With a larger exponent a wait would overflow.
-_MOST_BACKOFFS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class ExecPolicy:
-    """The validated settings of a node for its ``exec``."""
-
-    max_retries: int
-    wait: float
-    backoff: float
-    jitter: float
-    retry_on: type[Exception] | tuple[type[Exception], ...]
-    timeout: float | None
-    inline: bool
-
-    def __post_init__(self) -> None:
-        check_whole(
-            self.max_retries, "max_retries={}: it counts all attempts, so give a whole number of at least 1", least=1
-        )
-        for name, least in (("wait", 0), ("backoff", 1), ("jitter", 0)):
-            value = getattr(self, name)
-            check_number(value, f"{name}={{}}: give a number of at least {least}", least=least)
-        check_number(self.timeout, "timeout={}: give seconds above 0, or None", above=0, optional=True)
-        kinds = self.retry_on if isinstance(self.retry_on, tuple) else (self.retry_on,)
-        if not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds):
-            raise InvalidOption(f"retry_on={quoted(self.retry_on)}: give an exception class or a tuple of them")
-
-    @property
-    def plain(self) -> bool:
-        """Whether there is one attempt, without a timeout."""
-        return self.max_retries == 1 and self.timeout is None
-
-    def delay(self, attempt: int) -> float:
-        """Return the seconds to wait after a failed attempt; the first attempt is 1."""
-        wait = self.wait * self.backoff ** min(attempt - 1, _MOST_BACKOFFS)
-        return wait + random.random() * self.jitter if self.jitter else wait
-
-
-class Setting(Generic[T]):
-    """An attribute of a node that is stored in its :class:`ExecPolicy`, so that a run compares one object."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    @overload
-    def __get__(self, node: None, owner: type) -> Self: ...
-    @overload
-    def __get__(self, node: object, owner: type) -> T: ...
-    def __get__(self, node: Any, owner: type) -> Any:
-        return self if node is None else getattr(node._policy, self._name)
-
-    def __set__(self, node: Any, value: T) -> None:
-        node._policy = replace(node._policy, **{self._name: value})
 
 
 async def attempt_node(stage: Stage, cursor: Cursor, node: Any, prep_res: Any, shared: Any) -> Any:

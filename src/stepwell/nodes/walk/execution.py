@@ -1,22 +1,35 @@
-"""One execution of a flow: the state and the limits that its nodes, branches and items share."""
+"""One execution of a flow: the state and limits that its nodes, branches and items share, and their positions."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from contextvars import ContextVar, Token
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from stepwell.errors import TooManySteps
 from stepwell.nodes.run.ids import new_flow_id
-from stepwell.nodes.walk.cursor import Cursor
 from stepwell.nodes.walk.workgroup import group_of, left_by_task_group, past_cancellations
 from stepwell.options import check_whole
 
 if TYPE_CHECKING:
     from stepwell.errors import Parked
     from stepwell.nodes.graph.plan import Graph, Program, Stage
+    from stepwell.nodes.run.branch import Branch
 
-__all__ = ["Emit", "EventKind", "Execution", "Limiter", "check_concurrency"]
+__all__ = [
+    "Cursor",
+    "Emit",
+    "EventKind",
+    "Execution",
+    "Limiter",
+    "check_concurrency",
+    "current",
+    "enter",
+    "leave",
+]
 
 
 EventKind = (
@@ -136,6 +149,55 @@ class Execution:
             if limit is not None:
                 semaphores.append(self._semaphores.setdefault(graph, asyncio.Semaphore(limit)))
         return Limiter(semaphores)
+
+
+@dataclass(slots=True, eq=False)
+class Cursor:
+    """The position of one branch of an execution, which the runner moves."""
+
+    run: Execution
+    node: str
+    _: KW_ONLY
+    visit: int = 1
+    item: int | None = None
+    attempt: int = 1
+    #: The branch of a durable run.
+    branch: Branch | None = None
+    #: The attempts of the last ``exec`` that ended.
+    attempts: int = 1
+
+    def copy(self) -> Cursor:
+        return replace(self)
+
+    def values(self) -> dict[str, Any]:
+        """Return the fields of ``Step``, which can be sent to another process."""
+        return {
+            "flow_id": self.run.flow_id,
+            "node": self.node,
+            "visit": self.visit,
+            "item": self.item,
+            "attempt": self.attempt,
+        }
+
+
+_current: ContextVar[Cursor] = ContextVar("stepwell.nodes.step")
+
+
+def enter(cursor: Cursor) -> Token[Cursor]:
+    """Make this the position of the current context."""
+    return _current.set(cursor)
+
+
+def leave(token: Token[Cursor]) -> None:
+    """Undo an :func:`enter`."""
+    # A discarded coroutine is closed in another context, where the token is not valid.
+    with contextlib.suppress(ValueError):
+        _current.reset(token)
+
+
+def current() -> Cursor | None:
+    """Return the position of the current context, or ``None`` outside a run."""
+    return _current.get(None)
 
 
 class Limiter:

@@ -11,7 +11,7 @@ from typing import Any, Literal, NoReturn, get_args
 from stepwell._secrets import quoted
 from stepwell.codec.types import register_shape
 from stepwell.errors import KeptError, NodeExited, WorkCancelled
-from stepwell.nodes.run.error_text import message_of
+from stepwell.nodes.run.errors import message_of
 from stepwell.nodes.walk.threads import ExecutorFailed
 from stepwell.nodes.walk.workgroup import WorkGroup
 from stepwell.options import check_choice

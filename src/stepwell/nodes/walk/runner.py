@@ -10,26 +10,20 @@ from typing import Any, TypeVar
 
 from stepwell._secrets import quoted
 from stepwell.errors import Parked, TooManySteps, UsageError
-from stepwell.nodes.graph.base import END, BaseNode
+from stepwell.nodes.graph.base import END, BaseNode, apply_updates
 from stepwell.nodes.graph.hook_check import missing_prep
 from stepwell.nodes.graph.hooks import call_hook
 from stepwell.nodes.graph.plan import Graph, Stage
 from stepwell.nodes.run.branch import Branch, Park, park_in
 from stepwell.nodes.run.journal import Journal
-from stepwell.nodes.walk.cursor import Cursor, enter, leave
-from stepwell.nodes.walk.execution import Execution
+from stepwell.nodes.walk.execution import Cursor, Execution, enter, leave
 from stepwell.nodes.walk.on_error import add_note, exit_of, inside_cancelled
 
-__all__ = ["copy_node", "drive", "run_nested", "run_nested_durable", "run_root", "walk"]
+__all__ = ["copy_node", "drive", "run_root", "walk"]
 
 T = TypeVar("T")
 
 _new = object.__new__
-
-#: How many visits of a node pass between two checks whether to let the event loop run other tasks.
-_UNCHECKED = 32
-#: More visits than any run has. CPython compares integers below 2**30 quickly.
-_NEVER = 2**29
 
 
 async def run_root(
@@ -40,33 +34,31 @@ async def run_root(
     A durable run begins at the position in its journal. Its caller emits ``run.finished``, ``run.parked`` and
     ``run.cancelled`` after the commit.
     """
-    cursor, branch = Cursor(run, root.path), None
-    if journal is not None:
-        cursor.branch = branch = Branch(journal, "", shared)
+    branch = None if journal is None else Branch(journal, "", shared)
+    cursor = Cursor(run, root.path, branch=branch)
     token = enter(cursor)
     if run.emit is not None and not run.began:
         run.began = run.emit("run.started", cursor)
     try:
         if root.graph is not None and root.bare:
-            if branch is not None and not run.visits[root.index]:
-                run.visits[root.index] = 1
-                branch.begin(root, 1, None)
-            if branch is not None and "" in branch.journal.open:
-                # All nodes had completed, and a deploy has removed post() of the flow.
-                result = branch.journal.open[""]
-            else:
-                result = await walk(root.graph, cursor, shared, {**root.node.params, **params})
+            result = await _run_bare(root, cursor, shared, params)
         else:
-            result = await _visit_root(root, cursor, shared, params)
+            inside, run.visits[root.index] = run.visits[root.index] > 0, 1
+            node = copy_node(root, params)
+            prep_res, exec_res = await _run_inside(root, cursor, node, shared, inside)
+            result = await call_hook(root.post, node, shared, prep_res, exec_res)
+            if isinstance(result, tuple) and root.node._returns_updates:
+                result = apply_updates(root.path, result, shared)
+            if journal is not None:
+                await journal.check(root.path)
     except Park:
         raise
     except BaseException as error:
         failure = error
         if journal is not None:
-            place = f"flow {quoted(root.path)}"
-            failure = exit_of(place, error, in_thread=False) or _other_run_waits(place, error) or error
-            journal.note_error(root, failure, cursor.attempt)
-        if not (isinstance(error, asyncio.CancelledError) and (run.cancels or (journal and journal.cancel))):
+            failure = _storable(f"flow {quoted(root.path)}", error, in_thread=False) or error
+            journal.errors.note(root.path, failure, cursor.attempt, leaf=root.leaf)
+        if not (isinstance(error, asyncio.CancelledError) and (run.cancels or (journal and journal.mailbox.cancel))):
             run.end("run.failed", error=failure)
         if failure is error:
             raise
@@ -78,24 +70,18 @@ async def run_root(
     return result
 
 
-async def _visit_root(root: Stage, cursor: Cursor, shared: Any, params: Mapping[str, Any]) -> Any:
+async def _run_bare(root: Stage, cursor: Cursor, shared: Any, params: Mapping[str, Any]) -> Any:
+    """Run a flow without hooks of its own, and return its last action."""
+    assert root.graph is not None
     visits, branch = cursor.run.visits, cursor.branch
-    inside = visits[root.index] > 0
-    visits[root.index] = 1
-    node = copy_node(root, params)
-    if root.durable is not None:
-        prep_res, exec_res = await root.durable(root, cursor, node, shared, inside)
-    else:
-        prep_res = await call_hook(root.prep, node, shared)
-        if root.execute is None:
-            exec_res = await call_hook(root.exec, node, prep_res)
-        else:
-            exec_res = await root.execute(root, cursor, node, prep_res, shared)
-    cursor.node, cursor.visit, cursor.item, cursor.attempt = root.path, 1, None, 1
-    result = await call_hook(root.post, node, shared, prep_res, exec_res)
     if branch is not None:
-        await branch.journal.check(root.path)
-    return result
+        if not visits[root.index]:
+            visits[root.index] = 1
+            branch.begin(root, 1, None)
+        if "" in branch.journal.open:
+            # All nodes had completed, and a deploy has removed post() of the flow.
+            return branch.journal.open[""]
+    return await walk(root.graph, cursor, shared, {**root.node.params, **params})
 
 
 def copy_node(stage: Stage, params: Mapping[str, Any]) -> BaseNode:
@@ -113,68 +99,43 @@ def copy_node(stage: Stage, params: Mapping[str, Any]) -> BaseNode:
 async def walk(graph: Graph, cursor: Cursor, shared: Any, params: Mapping[str, Any]) -> Any:
     """Run a graph to its end on a shared state, and return the last action.
 
-    A durable run begins at the node at which it was interrupted, and commits after each node. Hooks are called here,
-    without helper functions: a call more is 5 % of a node.
+    A durable run begins at the node at which it was interrupted, and commits after each node. Hooks of plain nodes are
+    called here: a function for each visit takes a fifth of its time.
     """
-    run, branch = cursor.run, cursor.branch
-    stage, inside = graph.start, False
-    if branch is not None:
-        stage, inside = branch.enter(graph)
-    visits = run.visits
-    emit = run.emit
-    most = run.max_steps
-    # check_steps() limits the outermost graph.
+    run, branch, emit = cursor.run, cursor.branch, cursor.run.emit
+    stage, inside = (graph.start, False) if branch is None else branch.enter(graph)
+    # Execution.check_steps() limits the outermost graph.
     max_steps = None if graph is run.program.root.graph else graph.flow.max_steps
     steps, began, started = 0, 0.0, 0.0
-    unchecked = _NEVER if run.without_loop else _UNCHECKED
     action: Any = None
     while stage is not None:
-        if max_steps is not None:
-            if steps >= max_steps:
-                raise TooManySteps(graph.name, max_steps, stage.name)
-            steps += 1
+        if max_steps is not None and steps >= max_steps:
+            raise TooManySteps(graph.name, max_steps, stage.name)
+        steps += 1
         cursor.node = stage.path
-        index = stage.index
+        if not inside:
+            if run.max_steps is not None:
+                run.check_steps(stage)
+            run.visits[stage.index] += 1
+        cursor.visit = visit = run.visits[stage.index]
+        # Only a graph that visits a node many times can keep the event loop for long.
+        if not visit & 31 and perf_counter() > run.yield_at:
+            await run.yield_now()
         if branch is not None:
             started, cursor.attempts = monotonic(), 1
-        if inside:
-            cursor.visit = visits[index]
-        else:
-            if most is not None:
-                run.check_steps(stage)
-            visits[index] = cursor.visit = visit = visits[index] + 1
-            # Only a graph that visits a node many times can keep the event loop for long.
-            if visit > unchecked:
-                unchecked = visit + _UNCHECKED
-                if perf_counter() > run.yield_at:
-                    await run.yield_now()
         if emit is not None:
             began = emit("node.started", cursor)
         try:
-            if stage.plainly_copied:
-                # copy_node() without the call, for nearly every node.
-                source = stage.node
-                node = _new(stage.cls)
-                node.__dict__ = source.__dict__.copy()
-                node.params = {**source.params, **params}
-            else:
-                node = copy_node(stage, params)
-            if stage.durable is None:
+            node = copy_node(stage, params)
+            if stage.execute is None and not stage.commits_inside:
                 prep_res = stage.prep(node, shared)
                 if type(prep_res) is CoroutineType:
                     prep_res = await prep_res
-                if stage.execute is None:
-                    exec_res = stage.exec(node, prep_res)
-                    if type(exec_res) is CoroutineType:
-                        exec_res = await exec_res
-                else:
-                    exec_res = await stage.execute(stage, cursor, node, prep_res, shared)
-                    # Retries, items and nested nodes have moved the cursor.
-                    cursor.node, cursor.visit, cursor.item, cursor.attempt = stage.path, visits[index], None, 1
+                exec_res = stage.exec(node, prep_res)
+                if type(exec_res) is CoroutineType:
+                    exec_res = await exec_res
             else:
-                prep_res, exec_res = await stage.durable(stage, cursor, node, shared, inside)
-                cursor.node, cursor.visit, cursor.item, cursor.attempt = stage.path, visits[index], None, 1
-                inside = False
+                prep_res, exec_res = await _run_inside(stage, cursor, node, shared, inside)
             action = stage.post(node, shared, prep_res, exec_res)
             if type(action) is CoroutineType:
                 action = await action
@@ -183,41 +144,56 @@ async def walk(graph: Graph, cursor: Cursor, shared: Any, params: Mapping[str, A
             except (KeyError, TypeError):
                 action, following = graph.flow._leave(stage, action, shared)
             if branch is not None:
-                attempts = cursor.attempts if stage.durable is None else 1
-                commit = branch.complete(graph, stage, visits[index], following, started=started, attempts=attempts)
-                if commit is not None:
-                    await commit
-                    # After the last node there is nothing left to pause.
-                    if branch.journal.pausing and following is not None:
-                        if emit is not None:
-                            emit("node.finished", cursor, began=began)
-                        raise Park
-        except Park as park:
-            if park.wait is not None and branch is not None:
-                await branch.wait(stage, park)
-            raise
+                attempts = 1 if stage.commits_inside else cursor.attempts
+                await branch.complete(graph, stage, following, visit=visit, attempts=attempts, started=started)
         except BaseException as error:
-            if branch is not None and (park_of_group := park_in(error)) is not None:
-                run.cancelling(error)
-                await branch.wait(stage, park_of_group)
-                raise park_of_group from None
-            failure = failure_of(stage, cursor, error)
-            if branch is not None:
-                branch.journal.note_error(stage, failure, cursor.attempt)
-            trace(stage, cursor, failure, began)
+            failure = await _failure_of_visit(stage, cursor, error, began)
             if failure is error:
                 raise
-            raise failure from error
+            raise failure from (None if isinstance(failure, Park) else error)
         if emit is not None:
             emit("node.finished", cursor, began=began)
-        stage = following
+        # After the last node there is nothing left to pause.
+        if branch is not None and following is not None and branch.journal.mailbox.pausing:
+            raise Park
+        stage, inside = following, False
     return None if action is END else action
 
 
-async def run_nested(stage: Stage, cursor: Cursor, node: Any, prep_res: Any, shared: Any) -> Any:
-    """Run a flow inside a flow, and return its last action."""
-    assert stage.graph is not None
-    return await walk(stage.graph, cursor, shared, node.params)
+async def _failure_of_visit(stage: Stage, cursor: Cursor, error: BaseException, began: float) -> BaseException:
+    """Return what to raise for an error of a visit, after a durable run has recorded it, or that the node waits."""
+    branch = cursor.branch
+    if branch is not None:
+        park = error if isinstance(error, Park) else park_in(error)
+        if park is not None:
+            if park is not error:
+                # The task group that raised it has cancelled this task.
+                cursor.run.cancelling(error)
+            await branch.wait(stage, park)
+            return park
+    failure = failure_of(stage, cursor, error)
+    if branch is not None:
+        branch.journal.errors.note(stage.path, failure, cursor.attempt, leaf=stage.leaf)
+    trace(stage, cursor, failure, began)
+    return failure
+
+
+async def _run_inside(stage: Stage, cursor: Cursor, node: Any, shared: Any, inside: bool) -> tuple[Any, Any]:
+    """Run ``prep``, and ``exec`` with its attempts, items or nested nodes; return the results of both."""
+    visit = cursor.visit
+    if cursor.branch is not None and stage.commits_inside:
+        prep_res, exec_res = await (stage.durable or run_nested_durable)(stage, cursor, node, shared, inside)
+    else:
+        prep_res = await call_hook(stage.prep, node, shared)
+        if stage.execute is not None:
+            exec_res = await stage.execute(stage, cursor, node, prep_res, shared)
+        elif stage.graph is not None:
+            exec_res = await walk(stage.graph, cursor, shared, node.params)
+        else:
+            exec_res = await call_hook(stage.exec, node, prep_res)
+    # Retries, items and nested nodes have moved the cursor.
+    cursor.node, cursor.visit, cursor.item, cursor.attempt = stage.path, visit, None, 1
+    return prep_res, exec_res
 
 
 async def run_nested_durable(stage: Stage, cursor: Cursor, node: Any, shared: Any, inside: bool) -> tuple[Any, Any]:
@@ -244,8 +220,7 @@ def failure_of(stage: Stage, cursor: Cursor, error: BaseException) -> BaseExcept
     """
     run = cursor.run
     if cursor.branch is not None:
-        place = f"node {quoted(stage.path)}"
-        changed = exit_of(place, error, in_thread=stage.threaded) or _other_run_waits(place, error)
+        changed = _storable(f"node {quoted(stage.path)}", error, in_thread=stage.threaded)
         if changed is not None:
             return changed
     if isinstance(error, asyncio.CancelledError) and not run.without_loop and not run.cancelling():
@@ -256,18 +231,15 @@ def failure_of(stage: Stage, cursor: Cursor, error: BaseException) -> BaseExcept
     return error
 
 
-def _other_run_waits(place: str, error: BaseException) -> UsageError | None:
-    """Return the error for a hook that has run another durable run which waits; ``None`` for other errors.
-
-    Its ``Parked`` would look as if this run waited, which has failed.
-    """
-    if not isinstance(error, Parked):
-        return None
-    return UsageError(
-        f"{place} ran run {quoted(error.flow_id)}, which waits or is paused, and a node cannot wait for a run "
-        "of run() or "
-        "resume(); start it with step().child(), or make its flow a node of this flow"
-    )
+def _storable(place: str, error: BaseException, *, in_thread: bool) -> Exception | None:
+    """Return the error to store in place of one that a durable run cannot store; ``None`` for other errors."""
+    if isinstance(error, Parked):
+        # It would look as if this run waited, which has failed.
+        return UsageError(
+            f"{place} ran run {quoted(error.flow_id)}, which waits or is paused, and a node cannot wait for a run "
+            "of run() or resume(); start it with step().child(), or make its flow a node of this flow"
+        )
+    return exit_of(place, error, in_thread=in_thread)
 
 
 def trace(stage: Stage, cursor: Cursor, error: BaseException, began: float) -> None:

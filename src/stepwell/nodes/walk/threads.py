@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from stepwell._secrets import quoted
 from stepwell.errors import NodeTimeout
-from stepwell.nodes.walk.cursor import enter
+from stepwell.nodes.walk.execution import enter
 from stepwell.nodes.walk.thread_pool import ThreadPool, shared_pool
 
 if TYPE_CHECKING:
-    from stepwell.nodes.walk.cursor import Cursor
+    from stepwell.nodes.walk.execution import Cursor
 
 __all__ = ["ExecutorFailed", "in_thread", "result_of", "settled"]
 

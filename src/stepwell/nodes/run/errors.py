@@ -1,15 +1,21 @@
-"""The stored text of an error: its message and its traceback, both bounded."""
+"""The errors of a run, and the stored text of one: its message and its traceback, both bounded."""
 
 from __future__ import annotations
 
 import traceback
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from stepwell._secrets import masked_text
 
-__all__ = ["message_of", "summary_of", "traceback_of"]
+__all__ = ["RunErrors", "message_of", "summary_of", "traceback_of"]
 
+#: How many of the last errors of a run are stored.
+LAST = 5
 #: The most characters of an error's message, and of its traceback.
 MESSAGE, TRACEBACK = 500, 4000
 #: The most frames of one error, errors in a chain of causes, errors of a group, and groups inside groups.
@@ -82,3 +88,41 @@ def _indented(text: str) -> str:
 def _storable(text: str) -> str:
     # A file name may have lone surrogates, which no storage accepts.
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+class RunErrors:
+    """The last errors of a run, as they are stored, and those of this process that they came from."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self.rows: deque[list[Any]] = deque(maxlen=LAST)
+        #: The paths of the nodes that have failed in this process.
+        self.paths: set[str] = set()
+        #: The errors of this process, each with its row.
+        self._noted: list[tuple[Exception, list[Any]]] = []
+
+    def newest_first(self) -> list[list[Any]]:
+        """Return the rows as they are stored."""
+        return list(reversed(self.rows))
+
+    def note(self, path: str, error: BaseException, attempt: int, *, leaf: bool) -> None:
+        """Add an error of a node once, with the innermost node that raised it."""
+        if not isinstance(error, Exception) or any(error is known for known, _ in self._noted):
+            return
+        if isinstance(error, ExceptionGroup) and not leaf:
+            # Each of its errors was added with its own node.
+            return
+        self.paths.add(path)
+        row = [self._now(), path, type(error).__name__, message_of(error), traceback_of(error), attempt]
+        self._noted.append((error, row))
+        self.rows.append(row)
+
+    def put_last(self, error: Exception) -> None:
+        """Put the error that fails the run behind the errors of branches that it has cancelled."""
+        for part in error.exceptions if isinstance(error, ExceptionGroup) else ():
+            self.put_last(part)
+        for noted, row in self._noted:
+            if noted is error:
+                with suppress(ValueError):
+                    self.rows.remove(row)
+                self.rows.append(row)

@@ -30,14 +30,14 @@ from stepwell.errors import (
 )
 from stepwell.nodes.control import runs
 from stepwell.nodes.control.options import common_storage
-from stepwell.nodes.graph.base_flow import BaseFlow
+from stepwell.nodes.graph.base import BaseFlow
 from stepwell.nodes.queue import partitions
 from stepwell.nodes.queue.limits import Limit
-from stepwell.nodes.run.error_text import summary_of
-from stepwell.nodes.run_sources import RunSource, sources_of
-from stepwell.nodes.schedules.schedule import Schedule
-from stepwell.nodes.schedules.stored import ScheduleTimers
+from stepwell.nodes.run.errors import summary_of
 from stepwell.nodes.walk.execution import check_concurrency
+from stepwell.nodes.workers.run_sources import RunSource, sources_of
+from stepwell.nodes.workers.schedule import Schedule
+from stepwell.nodes.workers.stored import ScheduleTimers
 from stepwell.options import check_function, check_instance
 from stepwell.record import RUNS, Address
 from stepwell.storage.presence import Presence
@@ -297,8 +297,7 @@ def _limits_by_name(limits: Mapping[str | NodeFlow, Limit] | None, flows: Mappin
         if name not in flows or not isinstance(limit, Limit):
             raise InvalidOption(
                 f"limits={{{quoted(name)}: {quoted(limit)}}}: give flows of this worker, or their names, with "
-                "Limit(...); it has "
-                f"{', '.join(map(quoted, flows))}"
+                f"Limit(...); it has {', '.join(map(quoted, flows))}"
             )
         found[name] = limit
     return found

@@ -19,12 +19,12 @@ from stepwell.codec.values import conform
 from stepwell.dispatch import TaskLimit, TimerSource
 from stepwell.errors import CorruptRecord, InvalidOption
 from stepwell.nodes.queue.submitting import KEPT, submit
-from stepwell.nodes.schedules.ticks import GRACE, Missed, Timing, tick_id
+from stepwell.nodes.workers.ticks import GRACE, Missed, Timing, tick_id
 from stepwell.record import SCHEDULES, Place
 from stepwell.slot import Slot
 
 if TYPE_CHECKING:
-    from stepwell.nodes.graph.base_flow import BaseFlow
+    from stepwell.nodes.graph.base import BaseFlow
     from stepwell.storage import Storage
 
 __all__ = ["ScheduleStatus", "ScheduleTimers", "change", "declare", "describe", "hold", "status_of"]
@@ -217,9 +217,6 @@ class ScheduleTimers(TimerSource):
                 data["shared"],
                 storage=self.storage,
                 flow_id=tick_id(name, tick),
-                partition=None,
-                after=None,
-                priority=0,
                 params={"tick": datetime.fromtimestamp(tick, UTC)},
                 keep=flow.keep if flow.keep is True else max(float(flow.keep), KEPT),
             )

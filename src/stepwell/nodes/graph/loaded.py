@@ -6,7 +6,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from stepwell.nodes.graph.base_flow import BaseFlow
+    from stepwell.nodes.graph.base import BaseFlow
 
 __all__ = ["loaded_at"]
 

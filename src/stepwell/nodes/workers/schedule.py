@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from stepwell.codec import check_name
 from stepwell.errors import InvalidOption, UnknownSchedule
-from stepwell.nodes.graph.base_flow import BaseFlow
-from stepwell.nodes.schedules import stored
-from stepwell.nodes.schedules.stored import ScheduleStatus
-from stepwell.nodes.schedules.ticks import Missed, Timing
+from stepwell.nodes.graph.base import BaseFlow
+from stepwell.nodes.workers import stored
+from stepwell.nodes.workers.stored import ScheduleStatus
+from stepwell.nodes.workers.ticks import Missed, Timing
 from stepwell.options import check_choice, check_instance, check_text
 from stepwell.record import SCHEDULES
 from stepwell.storage.state_storage import default_storage

@@ -1,0 +1,46 @@
+"""Reads the record of a run, whoever holds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from stepwell.codec import decode_key
+from stepwell.errors import UnknownRun
+from stepwell.nodes.run.table import table_of
+from stepwell.record import RUNS, Address, Place, Stored
+from stepwell.storage import Storage
+from stepwell.storage.operations import Get
+
+__all__ = ["ReadRun", "read_known_run", "read_run"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadRun:
+    """A run as it was read."""
+
+    address: Address
+    stored: Stored
+    place: Place
+    table: dict[str, Any]
+
+
+async def read_run(storage: Storage, run: str | Address) -> ReadRun | None:
+    """Return a run, given by its id or its address, or ``None`` if there is none; a damaged one is quarantined."""
+    try:
+        return await read_known_run(storage, run)
+    except UnknownRun:
+        return None
+
+
+async def read_known_run(storage: Storage, run: str | Address) -> ReadRun:
+    """Return a run; raise ``UnknownRun`` if there is none, or if its record has only a state."""
+    address = storage.address(RUNS, run) if isinstance(run, str) else run
+    stored: Stored | None = await storage.perform(Get(address))
+    if stored is None:
+        raise UnknownRun(decode_key(address.key))
+    head = await storage.read_head(address, stored)
+    table = table_of(head, address)
+    if table is None:
+        raise UnknownRun(decode_key(address.key), state_only=True)
+    return ReadRun(address=address, stored=stored, place=head.place, table=table)

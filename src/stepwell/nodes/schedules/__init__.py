@@ -1,1 +1,0 @@
-"""Schedules, which submit runs at their ticks."""

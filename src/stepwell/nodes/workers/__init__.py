@@ -1,0 +1,1 @@
+"""Workers: they run submitted runs, and submit the runs of schedules."""
