@@ -172,11 +172,16 @@ async def updates(counter: CallCounter, storage: Storage, users: int) -> float:
     return await counted(counter, lambda: all_users(times), users * times)
 
 
-async def nodes(counter: CallCounter, storage: Storage) -> float:
-    """Return the calls per node of a durable run."""
+def looping() -> NodeFlow:
+    """Return a flow whose run visits one node after the other."""
     node = Loop()
     node - "again" >> node
-    flow = NodeFlow(start=node, on_unknown_action="end", name="loop").connect(node, Node(inline=True), "done")
+    return NodeFlow(start=node, on_unknown_action="end", name="loop").connect(node, Node(inline=True), "done")
+
+
+async def nodes(counter: CallCounter, storage: Storage) -> float:
+    """Return the calls per node of a durable run."""
+    flow = looping()
     await flow.run({"n": NODES - 3}, storage=storage)
     return await counted(counter, lambda: flow.run({"n": 0}, storage=storage), NODES)
 
@@ -205,10 +210,22 @@ async def webhook_update(folder: str) -> tuple[int, float]:
                 return await crossed.of(deliver, UPDATES)
 
 
+async def durable_node(folder: str) -> tuple[int, float]:
+    """Return the modules that a durable node crosses on SQLite, and how often it changes the module."""
+    crossed = Crossed()
+    with crossed.watching():
+        async with open_storage(f"sqlite:///{folder}/nodes.db", sweep_every=None) as storage:
+            flow = looping()
+            return await crossed.of(lambda: flow.run({"n": 0}, storage=storage), NODES)
+
+
 async def crossings() -> list[tuple[str, int, float]]:
     """Return what crosses how many modules, and how often it changes the module."""
     with tempfile.TemporaryDirectory() as folder:
-        return [("an update through a webhook on SQLite", *await webhook_update(folder))]
+        return [
+            ("an update through a webhook on SQLite", *await webhook_update(folder)),
+            ("a durable node on SQLite", *await durable_node(folder)),
+        ]
 
 
 async def on_backend(url: str) -> tuple[float, float, float]:

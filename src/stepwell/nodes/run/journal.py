@@ -219,7 +219,12 @@ class Journal:
             self._fill()
             await self._commit(node, keep=True, timers=self._watch(), memo=memo, queue=queue)
             self._saved, self.entered = saving, None
-            others_wrote = await self.mailbox.look_after_commit()
+            version, known = self.slot.version, self.mailbox.version
+            others_wrote = known is not None and (version is None or version.number != known.number + 1)
+            if others_wrote:
+                await self.mailbox.look()
+            else:
+                self.mailbox.version = version
             if between_nodes and self.mailbox.unmerged:
                 await self._look_for_fields()
         finally:
@@ -488,7 +493,7 @@ class Journal:
         if self._stream is not None:
             # A reader that sees the node as completed has all its values.
             await self._stream.flush()
-        pending, slot = self.parts.take_pending(), self.slot
+        pending, slot = self.parts.take_pending() if self.parts.pending else {}, self.slot
         parts = {name: part for name, part in pending.items() if part is not None} if pending else None
         dropped = [name for name, part in pending.items() if part is None] if pending else ()
         try:

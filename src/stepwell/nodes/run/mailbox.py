@@ -36,7 +36,7 @@ class Mailbox:
         self.on_cancel: Callable[[], None] | None = None
         self._reading: asyncio.Task[None] | None = None
         self._unread = False
-        #: The version up to which this runner knows the writes of others.
+        #: The version up to which this runner knows the writes of others. The journal adds its own writes.
         self.version: Version | None = slot.version
         #: Whether others may have merged fields that the shared state of this runner does not have.
         self.unmerged: bool = False
@@ -106,15 +106,6 @@ class Mailbox:
             await self.read()
         except StepwellError as error:
             logger.warning("the mail of run %s could not be read (%s); retrying", quoted(self._flow_id), error)
-
-    async def look_after_commit(self) -> bool:
-        """Read mail if others have written between the last two commits, and return whether they have."""
-        version, known = self._slot.version, self.version
-        if known is not None and (version is None or version.number != known.number + 1):
-            await self.look()
-            return True
-        self.version = version
-        return False
 
     def check_version(self, version: Version) -> None:
         """Read mail in the background if the record has a version that this runner does not know."""

@@ -23,7 +23,8 @@ class RunParts:
         self._slot = slot
         #: The parts of each node, by its path. The values of parts that were written here are not kept.
         self.loaded: dict[str, dict[str, Any]] = {}
-        self._pending: Pending = {}
+        #: What the next commit writes and drops.
+        self.pending: Pending = {}
 
     async def load(self) -> None:
         """Load the parts as a resume would."""
@@ -40,7 +41,7 @@ class RunParts:
         """Add a part of a node to the next commit; raise ``Unstorable`` now if it cannot be stored."""
         name = f"{kind}:{path}:{number}"
         part = value if isinstance(value, Sealed) else self.seal(path, name, value, f"{kind} {{}}".format)
-        self._pending[name] = part
+        self.pending[name] = part
         self.add(name, None)
 
     async def seal_soon(self, node: str, name: str, value: Any, where: Callable[[str], str]) -> Sealed:
@@ -60,16 +61,16 @@ class RunParts:
     def drop(self, path: str) -> None:
         """Drop the parts of a node and of the nodes inside it with the next commit; "" is the whole run."""
         for owner in [owner for owner in self.loaded if not path or is_inside(owner, path)]:
-            self._pending.update(dict.fromkeys(self.loaded.pop(owner)))
+            self.pending.update(dict.fromkeys(self.loaded.pop(owner)))
 
     def drop_mail(self, names: Iterable[str]) -> None:
         """Drop parts with mail with the next commit."""
-        self._pending.update(dict.fromkeys(names))
+        self.pending.update(dict.fromkeys(names))
 
     async def move(self, kind: str, path: str, number: str, value: Any) -> None:
         """Add a loaded part under the name of another node to the next commit."""
         name = f"{kind}:{path}:{number}"
-        self._pending[name] = await self.seal_soon(path, name, value, f"{kind} {{}}".format)
+        self.pending[name] = await self.seal_soon(path, name, value, f"{kind} {{}}".format)
         self.add(name, value)
 
     def forget(self, names: Iterable[str]) -> None:
@@ -79,7 +80,7 @@ class RunParts:
             del self.loaded[owner][name]
             if not self.loaded[owner]:
                 del self.loaded[owner]
-            self._pending[name] = None
+            self.pending[name] = None
 
     def get(self, path: str, kind: str, number: int | str = 0) -> Any:
         """Return a part of a node as it was loaded, or ``None``."""
@@ -94,12 +95,12 @@ class RunParts:
 
     def take_pending(self) -> Pending:
         """Return what the next commit writes and drops."""
-        pending, self._pending = self._pending, {}
+        pending, self.pending = self.pending, {}
         return pending
 
     def give_back(self, pending: Pending) -> None:
         """Write and drop these with a later commit, because theirs was refused."""
-        self._pending = {**pending, **self._pending}
+        self.pending = {**pending, **self.pending}
 
 
 def is_inside(path: str, around: str) -> bool:
