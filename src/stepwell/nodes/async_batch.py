@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping
+from collections.abc import AsyncIterable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stepwell._secrets import quoted
 from stepwell.errors import UsageError, WorkCancelled
-from stepwell.nodes.batch.in_loop import close_source
+from stepwell.nodes.batch.in_loop import each_item
 from stepwell.nodes.batch.node import BatchNode, checked_items
 from stepwell.nodes.events import Event
 from stepwell.nodes.flow import NodeFlow
@@ -127,7 +127,7 @@ class _BackgroundRun:
 
     async def _run_per_item(self, first: Stage) -> None:
         run = Execution(self.program, name=self.program.root.name, without_loop=False, flow_id=self.flow_id)
-        async with aclosing(_each(await self._items(run, first))) as items:
+        async with aclosing(each_item(await self._items(run, first))) as items:
             async for item in items:
                 self.state["current_batch_item"] = item
                 await self._save()
@@ -187,15 +187,3 @@ async def _cancel(task: asyncio.Future[Any]) -> list[BaseException]:
     await settled(task)
     error = None if task.cancelled() else task.exception()
     return [] if error is None else [error]
-
-
-async def _each(items: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[Any, None]:
-    try:
-        if isinstance(items, Iterable):
-            for item in items:
-                yield item
-        else:
-            async for item in items:
-                yield item
-    finally:
-        await close_source(items)

@@ -13,11 +13,10 @@ from stepwell.nodes.control import requests
 from stepwell.nodes.control.options import storage_for
 from stepwell.nodes.queue import children
 from stepwell.nodes.run import monitor
-from stepwell.nodes.run.notices import run_topic
+from stepwell.nodes.run.notices import ends_of
 from stepwell.nodes.run.reading import ReadRun, read_known_run
 from stepwell.nodes.walk.execution import current
 from stepwell.options import check_number
-from stepwell.storage.wakeups.local import add_listener
 
 if TYPE_CHECKING:
     from stepwell.nodes.graph.base import BaseFlow
@@ -92,24 +91,16 @@ class RunHandle:
         try:
             async with limit, storage_for(self._flow, self._storage) as storage:
                 await storage.ensure_open()
-                ended = asyncio.Event()
-                end = add_listener(storage.wake_key, run_topic(self.id), ended.set)
                 pause = FIRST_POLL
-                try:
+                with ends_of(storage, self.id) as wait:
                     while True:
                         run = await read_known_run(storage, self.id)
                         table = run.table
                         final = await self._final_of(storage, run)
                         if final is not None:
                             return final
-                        try:
-                            async with asyncio.timeout(pause * storage.rng.uniform(0.8, 1.2)):
-                                await ended.wait()
-                            ended.clear()
-                        except TimeoutError:
-                            pause = min(1.5 * pause, LONGEST_POLL)
-                finally:
-                    end()
+                        await wait(pause * storage.rng.uniform(0.8, 1.2))
+                        pause = min(1.5 * pause, LONGEST_POLL)
         except TimeoutError:
             if timeout is None or not limit.expired():
                 raise

@@ -12,11 +12,10 @@ from stepwell._secrets import quoted
 from stepwell.errors import StorageUnavailable, UnknownRun
 from stepwell.log import Log, LogEntry
 from stepwell.nodes.run import monitor
-from stepwell.nodes.run.notices import run_topic
+from stepwell.nodes.run.notices import ends_of
 from stepwell.nodes.run.streams import MOST, log_of
 from stepwell.options import check_whole
 from stepwell.storage import Storage
-from stepwell.storage.wakeups.local import add_listener
 
 __all__ = ["StreamEntry", "follow", "sse"]
 
@@ -116,29 +115,24 @@ def _values(entry: LogEntry, after: int) -> list[StreamEntry]:
 
 async def _watch(storage: Storage, flow_id: str, log: Log, ended: asyncio.Event) -> None:
     """Set ``ended`` when the run has ended; raise ``UnknownRun`` if there is neither a run nor a value."""
-    news = asyncio.Event()
-    stop_listening = add_listener(storage.wake_key, run_topic(flow_id), news.set)
     try:
-        while True:
-            news.clear()
-            try:
-                if (await monitor.status(storage, flow_id)).status in _ENDED:
+        with ends_of(storage, flow_id) as wait:
+            while True:
+                try:
+                    if (await monitor.status(storage, flow_id)).status in _ENDED:
+                        return
+                except UnknownRun:
+                    # A run that is not kept is removed when it has finished.
+                    if not await log.last():
+                        raise
                     return
-            except UnknownRun:
-                # A run that is not kept is removed when it has finished.
-                if not await log.last():
-                    raise
-                return
-            except StorageUnavailable as error:
-                # The log is followed again after an outage too.
-                if error.final:
-                    raise
-            with suppress(TimeoutError):
-                async with asyncio.timeout(POLL):
-                    await news.wait()
+                except StorageUnavailable as error:
+                    # The log is followed again after an outage too.
+                    if error.final:
+                        raise
+                await wait(POLL)
     finally:
         ended.set()
-        stop_listening()
 
 
 async def sse(entries: AsyncIterator[StreamEntry], *, heartbeat: float = 15.0) -> AsyncIterator[str]:

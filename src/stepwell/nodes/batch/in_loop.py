@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from stepwell.nodes.graph.plan import Stage
     from stepwell.nodes.walk.execution import Cursor
 
-__all__ = ["close_source", "run_in_loop"]
+__all__ = ["close_source", "each_item", "run_in_loop"]
 
 #: The most items between two checks whether to let the event loop run other tasks.
 _LONGEST = 1024
@@ -74,6 +74,19 @@ def _stretches(source: Iterable[Any]) -> Iterator[Iterable[tuple[int, Any]]]:
         now = perf_counter()
         size = min(size * 2, _LONGEST) if now - began < SLICE / 4 else max(1, size // 2)
         began = now
+
+
+async def each_item(items: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[Any, None]:
+    """Yield the items, and close them at the end."""
+    try:
+        if isinstance(items, Iterable):
+            for item in items:
+                yield item
+        else:
+            async for item in items:
+                yield item
+    finally:
+        await close_source(items)
 
 
 async def close_source(items: Iterable[Any] | AsyncIterable[Any]) -> None:

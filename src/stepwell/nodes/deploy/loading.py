@@ -167,8 +167,7 @@ async def _fit(journal: Journal, stored: Position, graph: Shape, table: dict[str
             if new_path(path, renamed) != path or kind_of(journal.shape, path) != graph[path][0]
         }
         _set_visits(journal, stored, former, left)
-        # Runs of earlier versions do not store the result of a prep() that returned None.
-        problems = _unprepared(journal, stored) if "since" in table else []
+        problems = _unprepared(journal, stored)
     if problems:
         if revision == flow.revision and table.get("since", 0.0) > journal.since + _TOLERANCE:
             raise RunIsNewer(journal.flow_id, problems)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from stepwell.storage.wakeups.local import LONGEST_TOPIC, has_listeners, wake
+from stepwell.storage.wakeups.local import LONGEST_TOPIC, add_listener, has_listeners, wake
 
 if TYPE_CHECKING:
     from stepwell.storage import Storage
 
-__all__ = ["run_topic", "wake_waiters", "wake_workers", "workers_topic"]
+__all__ = ["ends_of", "run_topic", "wake_waiters", "wake_workers", "workers_topic"]
 
 
 def workers_topic(index: str) -> str:
@@ -40,3 +43,21 @@ def wake_waiters(storage: Storage, flow_id: str) -> None:
     topic = run_topic(flow_id)
     if has_listeners(storage.wake_key, topic):
         wake(storage.wake_key, topic)
+
+
+@contextmanager
+def ends_of(storage: Storage, flow_id: str) -> Iterator[Callable[[float], Awaitable[None]]]:
+    """Yield a function that waits until a run may have ended, at most for some seconds."""
+    ended = asyncio.Event()
+    stop_listening = add_listener(storage.wake_key, run_topic(flow_id), ended.set)
+
+    async def wait(seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await ended.wait()
+        ended.clear()
+
+    try:
+        yield wait
+    finally:
+        stop_listening()
