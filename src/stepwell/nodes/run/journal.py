@@ -72,10 +72,11 @@ class Journal:
     """
 
     def __init__(self, slot: Slot, program: Program, flow: str, flow_id: str, shared: dict[Any, Any]) -> None:
-        self.slot, self.flow_id = slot, flow_id
-        self.parts = RunParts(slot)
-        self.mailbox = Mailbox(slot, self.parts, flow_id)
-        self.errors = RunErrors(self.now)
+        self.slot: Slot = slot
+        self.flow_id: str = flow_id
+        self.parts: RunParts = RunParts(slot)
+        self.mailbox: Mailbox = Mailbox(slot, self.parts, flow_id)
+        self.errors: RunErrors = RunErrors(self.now)
         self.program = program
         self.flow = flow
         #: The shared state.
