@@ -76,7 +76,7 @@ async def test_a_refused_call_is_not_retried(quick: None) -> None:
 async def test_a_call_is_not_retried_if_its_pause_exceeds_the_patience(quick: None) -> None:
     server = Telegram(Away(), Away())
     with pytest.raises(Away):
-        await make_call(server.make, lambda error: sending.PATIENCE + 1, CALL)
+        await make_call(server.make, lambda error: sending.CALL_PATIENCE + 1, CALL)
     assert server.attempts == 1
 
 

@@ -124,8 +124,9 @@ class Params:
         return text if text.startswith("@") else self.number(name)
 
 
+# Copied in web/strict_json.py, because botapi imports nothing else of Stepwell. Change both.
 def loads(text: str | bytes) -> Any:
-    """Decode JSON. ``ValueError`` for deep nesting, lone surrogates, and numbers that are not finite."""
+    """Decode JSON. Raises ``ValueError`` for deep nesting, lone surrogates, and numbers that are not finite."""
     try:
         value = json.loads(text)
     except RecursionError:

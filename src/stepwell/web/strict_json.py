@@ -12,8 +12,9 @@ __all__ = ["MAX_DEPTH", "loads"]
 MAX_DEPTH = 64
 
 
+# Copied in botapi/params.py, because botapi imports nothing else of Stepwell. Change both.
 def loads(text: str | bytes) -> Any:
-    """Decode JSON. ``ValueError`` for deep nesting, lone surrogates, and numbers that are not finite."""
+    """Decode JSON. Raises ``ValueError`` for deep nesting, lone surrogates, and numbers that are not finite."""
     try:
         value = json.loads(text)
     except RecursionError:

@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from typing import Any, Final
+from typing import Final
 
 from stepwell.adapters.framework.retry import retry_until_free
+from stepwell.adapters.framework.sending import Send
 from stepwell.engine import Change, ReservedNamespace, Stored
 from stepwell.fsm import FSM
 
-__all__ = ["BotMachines", "Send"]
+__all__ = ["BotMachines"]
 
-Send = Callable[[dict[str, Any]], Awaitable[Any]]
-
-#: Namespace of the records that say which bot uses a machine's plain name; the key is that name.
+#: For each name of a machine, which bot uses it without a suffix; the key is that name.
 BOTS: Final = ReservedNamespace('"bots"')
 
 
 class BotMachines:
-    """The machines of all bots. The first bot ever uses the machine's plain name, others append their id."""
+    """The machines of all bots.
+
+    The first bot that was seen with this storage uses the machine's plain name. The names of the others end with the id
+    of the bot.
+    """
 
     def __init__(self, fsm: FSM) -> None:
         self.fsm = fsm
         self._send = fsm.send
         self._by_bot: dict[int, FSM] = {}
         self._creating = asyncio.Lock()
-        self._running: AsyncExitStack | None = None
+        self._started: AsyncExitStack | None = None
 
     async def of(self, bot_id: int, send: Send) -> FSM:
         """Return the machine of a bot. Timers answer through ``send`` unless the machine has its own."""
@@ -36,16 +39,16 @@ class BotMachines:
             return found
         async with self._creating:
             if bot_id not in self._by_bot:
-                fsm = self.fsm if await self._is_first(bot_id) else self.fsm.for_bot(f"{self.fsm.bot}:{bot_id}")
+                fsm = self.fsm if await self._claim_plain_name(bot_id) else self.fsm.for_bot(f"{self.fsm.bot}:{bot_id}")
                 fsm.send = self._send or send
-                if self._running is not None and fsm is not self.fsm:
-                    await self._running.enter_async_context(fsm)
+                if self._started is not None and fsm is not self.fsm:
+                    await self._started.enter_async_context(fsm)
                 self._by_bot[bot_id] = fsm
         return self._by_bot[bot_id]
 
     async def start(self, bots: Mapping[int, Send]) -> None:
-        """Open the storage and start the timers. The bots are known first, for timers that fire immediately."""
-        if self._running is not None:
+        """Open the storage, and create the machines of these bots before timers start: a timer may fire immediately."""
+        if self._started is not None:
             return
         storage = self.fsm.storage
         # If one machine fails to start, the ones before it are stopped again.
@@ -55,17 +58,19 @@ class BotMachines:
                 await storage.open()
             for bot_id, send in bots.items():
                 await self.of(bot_id, send)
+            # self.fsm may be the machine of none of these bots; its timers run too.
             for fsm in {id(fsm): fsm for fsm in (self.fsm, *self._by_bot.values())}.values():
                 await running.enter_async_context(fsm)
-            self._running = running.pop_all()
+            self._started = running.pop_all()
 
     async def stop(self) -> None:
         """Stop the timers, and close the storage if ``start()`` opened it."""
-        running, self._running = self._running, None
+        running, self._started = self._started, None
         if running is not None:
             await running.aclose()
 
-    async def _is_first(self, bot_id: int) -> bool:
+    async def _claim_plain_name(self, bot_id: int) -> bool:
+        """Return whether this bot has the machine's plain name; reserve the name for it if no bot has."""
         # Stored, because the first bot after a restart may be another one.
         storage = self.fsm.storage
         address = storage.address(BOTS, self.fsm.bot)

@@ -38,8 +38,8 @@ SIBLING_WAIT = 5.0
 def family_of(namespace: str, key: Any) -> tuple[str, Any]:
     """Return the namespace, and the part of a key that all its destinies share, such as the history of scenes.
 
-    One handler claims all keys of a family, each on first use. Other handlers wait for the first one, so the rest is
-    free.
+    One handler claims all keys of a family, each on first use. Other handlers wait for the key that was claimed first,
+    so the other keys are normally free.
     """
     return namespace, key[:-1]
 
@@ -109,12 +109,12 @@ class ClaimedRecords:
 
     def _find_claim(self, namespace: str, key: Any) -> HandlerClaim | None:
         """Return the claim in this update that has the record, else the innermost one that can add it."""
-        lineage = _active_claims.get()
+        enclosing = _active_claims.get()
         family = family_of(namespace, key)
-        for claim in lineage[-1].update if lineage else ():
+        for claim in enclosing[-1].claims_of_update if enclosing else ():
             if claim.storage is self.storage and claim.family == family and claim.has(key):
                 return claim
-        candidates = [claim for claim in reversed(lineage) if not claim.over and claim.family == family]
+        candidates = [claim for claim in reversed(enclosing) if not claim.handler_ended and claim.family == family]
         found = [claim for claim in candidates if claim.storage is self.storage]
         if found:
             task = asyncio.current_task()
@@ -133,10 +133,10 @@ class ClaimedRecords:
         """Return a copy of the data; raise now, not at commit, for a value that cannot be stored."""
         seal = self.storage.seal(address)
         fields = seal.fields(data)
-        return dict(data) if _is_flat(data) else seal.data(fields)
+        return dict(data) if _has_only_scalars(data) else seal.data(fields)
 
     async def _write(self, address: Address, tags: tuple[str, ...], **parts: Any) -> Stored | None:
-        """Write a record without a claim, and return it. One with neither state nor data is deleted."""
+        """Write a record without a claim, and return it. Delete it if it has neither state nor data."""
         storage = self.storage
         await storage.check_keys(address)
         change = storage.change(address, tags=tags, **parts)
@@ -155,10 +155,10 @@ class ClaimedRecords:
 
 
 class HandlerClaim(HeldRecords):
-    """The claims of one handler on a family of records, as an ``async with`` block that claims the first one.
+    """The claims of one handler on the records of a family.
 
-    Changes are written at its end. Inside another block of the same task and family, the record is added to that block
-    and is written and released at its end.
+    ``async with`` claims the first record; others are claimed on first use. Changes are written at the end. A block
+    inside another one of the same task and family adds its record to the outer block, which writes and releases it.
     """
 
     def __init__(self, storage: Storage, namespace: str, key: Any, *, wait: float, lease: float, patience: float):
@@ -166,16 +166,17 @@ class HandlerClaim(HeldRecords):
         #: The key of the first record.
         self.key: Any = key
         self.family: tuple[str, Any] = family_of(namespace, key)
-        #: The handler has ended. A task that it started may still run; it works without the claim then.
-        self.over: bool = False
+        #: The handler has ended. Tasks that it started may still run, and then access records without a claim.
+        self.handler_ended: bool = False
         #: Set when all records are released.
-        self.ended: asyncio.Event = asyncio.Event()
+        self.released: asyncio.Event = asyncio.Event()
         #: The task that entered the block; ``None`` if the record was added to another block of that task.
         self.task: asyncio.Task[Any] | None = None
         #: All claims of the same update, across its tasks.
-        self.update: list[HandlerClaim] = []
+        self.claims_of_update: list[HandlerClaim] = []
         self._tags: dict[Any, tuple[str, ...]] = {}
         self._claiming = asyncio.Lock()
+        #: Keys that ``enter`` is claiming. Meanwhile other tasks access them without the claim.
         self._entering: set[Any] = set()
         #: Records that another holder kept for too long. They are claimed only if they are free immediately.
         self._unclaimed: set[Any] = set()
@@ -183,19 +184,23 @@ class HandlerClaim(HeldRecords):
         self._joined: HandlerClaim | None = None
 
     async def __aenter__(self) -> None:
-        lineage = tuple([claim for claim in _active_claims.get() if not claim.ended.is_set()])
-        if lineage:
-            self.update = lineage[-1].update
+        enclosing = tuple([claim for claim in _active_claims.get() if not claim.released.is_set()])
+        if enclosing:
+            self.claims_of_update = enclosing[-1].claims_of_update
         task = asyncio.current_task()
-        for claim in reversed(lineage):
-            if claim.task is task and not claim.over and (claim.storage, claim.family) == (self.storage, self.family):
+        for claim in reversed(enclosing):
+            if (
+                claim.task is task
+                and not claim.handler_ended
+                and (claim.storage, claim.family) == (self.storage, self.family)
+            ):
                 if await claim.enter(self.key):
                     self._joined = claim
                 return
         await self.enter(self.key)
         self.task = task
-        self.update.append(self)
-        _active_claims.set((*lineage, self))
+        self.claims_of_update.append(self)
+        _active_claims.set((*enclosing, self))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -204,19 +209,19 @@ class HandlerClaim(HeldRecords):
             if self._joined is not None:
                 await self._joined.leave(self.key)
             return
-        self.over = True
+        self.handler_ended = True
         try:
             async with self.releasing():
                 if kind is None or issubclass(kind, NOT_FAILED):
                     await self._commit()
         finally:
-            self.update.remove(self)
-            self.ended.set()
+            self.claims_of_update.remove(self)
+            self.released.set()
             _active_claims.set(tuple([claim for claim in _active_claims.get() if claim is not self]))
 
     def has(self, key: Any) -> bool:
         """Return whether this record is claimed here and the commit has not begun."""
-        return not self.over and key in self.slots
+        return not self.handler_ended and key in self.slots
 
     async def slot(self, key: Any, tags: tuple[str, ...] | None = None) -> Slot | None:
         """Return one of its records, claiming it if needed; pass ``tags`` if it will be written.
@@ -225,7 +230,7 @@ class HandlerClaim(HeldRecords):
         """
         found = self.slots.get(key)
         if found is None:
-            found = await self._sibling(key)
+            found = await self._claim_sibling(key)
         if found is not None and tags is not None:
             self._tags[key] = tags
         return found
@@ -247,8 +252,8 @@ class HandlerClaim(HeldRecords):
         if key not in self._tags and self.has(key):
             await self.slots.pop(key).__aexit__(None, None, None)
 
-    async def _sibling(self, key: Any) -> Slot | None:
-        async def try_sibling() -> Slot | None:
+    async def _claim_sibling(self, key: Any) -> Slot | None:
+        async def claim_or_none() -> Slot | None:
             try:
                 return await self.try_claim(key, 0 if key in self._unclaimed else SIBLING_WAIT)
             except (Busy, AlreadyHeld) as error:
@@ -259,10 +264,10 @@ class HandlerClaim(HeldRecords):
 
         async with self._claiming:
             if key not in self.slots and key not in self._entering:
-                slot = await retry_until_free(try_sibling, patience=self.patience)
+                slot = await retry_until_free(claim_or_none, patience=self.patience)
                 if slot is None:
                     return None
-                if self.over:
+                if self.handler_ended:
                     # The handler ended before this task, which it had started.
                     await slot.__aexit__(None, None, None)
                     return None
@@ -270,18 +275,20 @@ class HandlerClaim(HeldRecords):
             return self.slots[key] if self.has(key) else None
 
     async def try_claim(self, key: Any, wait: float) -> Slot:
-        """Claim a record, after the task that started this one if that has it."""
+        """Claim a record. If another claim of this update holds it, wait for that claim to end."""
         while True:
             try:
                 return await super().try_claim(key, wait)
             except AlreadyHeld:
-                # The holder started this task, so wait for the holder to end; it may do so first.
-                holders = [claim for claim in self.update if claim.family == self.family and key in claim.slots]
+                # The holder started this task, and may end before it.
+                holders = [
+                    claim for claim in self.claims_of_update if claim.family == self.family and key in claim.slots
+                ]
                 if not holders:
                     raise
                 try:
                     async with asyncio.timeout(wait):
-                        await holders[0].ended.wait()
+                        await holders[0].released.wait()
                 except TimeoutError:
                     raise Busy(self.storage.address(self.namespace, key).text, wait) from None
 
@@ -301,8 +308,8 @@ _active_claims: ContextVar[tuple[HandlerClaim, ...]] = ContextVar("stepwell_clai
 
 def _copy_data(slot: Slot) -> dict[Any, Any]:
     data = slot.data
-    return data.copy() if _is_flat(data) else slot.copy_of_data()
+    return data.copy() if _has_only_scalars(data) else slot.copy_of_data()
 
 
-def _is_flat(data: Mapping[Any, Any]) -> bool:
+def _has_only_scalars(data: Mapping[Any, Any]) -> bool:
     return all(type(value) in _SCALARS for value in data.values())

@@ -1,4 +1,4 @@
-"""Bot API calls that a framework makes for us: retries while Telegram is unavailable, and our errors for timers."""
+"""Bot API calls through a framework: retries while Telegram is unavailable, and our errors for timers."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from typing import Any, TypeAlias
 from stepwell.engine import backoff
 from stepwell.errors import BotApiError, BotUnavailable
 
-__all__ = ["MakeCall", "PauseOf", "make_call", "sender"]
+__all__ = ["MakeCall", "PauseOf", "Send", "make_call", "sender"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 #: Makes one call with the framework, and raises the framework's errors.
 MakeCall: TypeAlias = Callable[[dict[str, Any]], Awaitable[Any]]
+#: Makes one call, and raises ``BotApiError`` or ``BotUnavailable``.
+Send: TypeAlias = Callable[[dict[str, Any]], Awaitable[Any]]
 #: Returns the seconds after which a call with this error may be made again; ``None`` if it would fail again.
 PauseOf: TypeAlias = Callable[[Exception], float | None]
 
 #: Seconds for which a call is retried.
-PATIENCE = 20.0
+CALL_PATIENCE = 20.0
 #: The first and the longest pause between two attempts, in seconds.
 PAUSES = (0.5, 5.0)
 
@@ -28,16 +30,16 @@ PAUSES = (0.5, 5.0)
 async def make_call(make: MakeCall, pause_of: PauseOf, call: dict[str, Any]) -> Any:
     """Make a call, and retry it while Telegram is unavailable or limits the bot. Raises the framework's error."""
     now = asyncio.get_running_loop().time
-    give_up, failures = now() + PATIENCE, 0
+    give_up, failures = now() + CALL_PATIENCE, 0
     while True:
         try:
             return await make(call)
         except Exception as error:
-            asked = pause_of(error)
-            if asked is None:
+            least_pause = pause_of(error)
+            if least_pause is None:
                 raise
             failures += 1
-            pause = max(asked, backoff(failures, *PAUSES))
+            pause = max(least_pause, backoff(failures, *PAUSES))
             if now() + pause > give_up:
                 raise
             # Without the text of the error, which may contain the token.
@@ -45,7 +47,7 @@ async def make_call(make: MakeCall, pause_of: PauseOf, call: dict[str, Any]) -> 
         await asyncio.sleep(pause)
 
 
-def sender(make: MakeCall, pause_of: PauseOf) -> MakeCall:
+def sender(make: MakeCall, pause_of: PauseOf) -> Send:
     """Return the function with which timers and jobs make calls.
 
     It raises ``BotUnavailable`` if the call may be made later, and ``BotApiError`` if it was refused.

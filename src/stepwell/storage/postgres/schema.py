@@ -11,7 +11,7 @@ from typing import Any
 from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption, NewerSchema, StorageUnavailable
 
-__all__ = ["checked", "checked_partitions", "create"]
+__all__ = ["checked_partitions", "create", "quoted_schema"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -22,12 +22,12 @@ VERSION = 1
 #: The scripts that create it, in this order.
 _SCRIPTS = ("schema.sql", "run_batch.sql", "sweep.sql", "partition.sql")
 #: Seconds for all scripts.
-_CREATING = 60.0
+_CREATE_TIMEOUT = 60.0
 #: Seconds to wait for a lock of another session, such as another worker that creates the schema.
-_LOCK_WAIT = 30.0
-#: Seconds after which the server ends the session of a worker that stops meanwhile.
-_IDLE_LIMIT = 10.0
-_MOST_PARTITIONS = 1024
+_LOCK_TIMEOUT = 30.0
+#: Seconds after which the server ends a session that is idle in this transaction.
+_IDLE_TIMEOUT = 10.0
+_MAX_PARTITIONS = 1024
 _LOCK_NOT_AVAILABLE = "55P03"
 #: A table, a function or another object with this name exists.
 _EXISTS = ("42P07", "42723", "42710")
@@ -35,7 +35,7 @@ _NO_SUCH_COLUMN = "42703"
 _NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 
 
-def checked(schema: str) -> str:
+def quoted_schema(schema: str) -> str:
     """Return the quoted name of a schema. Raises ``InvalidOption`` if the name is not allowed."""
     if not isinstance(schema, str) or not _NAME.fullmatch(schema) or schema.startswith("pg_"):
         raise InvalidOption(
@@ -47,13 +47,16 @@ def checked(schema: str) -> str:
 
 def checked_partitions(count: int) -> int:
     """Return a number of partitions, 0 for none. Raises ``InvalidOption`` if it is not supported."""
-    if count != 0 and not (isinstance(count, int) and 2 <= count <= _MOST_PARTITIONS):
-        raise InvalidOption(f"partitions must be 0 or from 2 to {_MOST_PARTITIONS}, not {quoted(count)}")
+    if count != 0 and not (isinstance(count, int) and 2 <= count <= _MAX_PARTITIONS):
+        raise InvalidOption(f"partitions must be 0 or from 2 to {_MAX_PARTITIONS}, not {quoted(count)}")
     return count
 
 
 async def create(connection: Any, schema: str, server: str, timeout: float, partitions: int = 0) -> None:
-    """Create the tables, unless they exist. Raises ``NewerSchema`` for those of a later release."""
+    """Create the tables, unless they exist. Raises ``NewerSchema`` for those of a later release.
+
+    Raises ``StorageUnavailable`` for an old server, a foreign schema or a lock that another session holds.
+    """
     found = connection.get_server_version().major
     if found < OLDEST:
         raise StorageUnavailable(
@@ -63,10 +66,10 @@ async def create(connection: Any, schema: str, server: str, timeout: float, part
         )
     async with asyncio.timeout(timeout):
         if await _exists(connection, schema, server):
-            # Works for a role without the right to create.
+            # Before any DDL, so that a role that may not create can open an existing schema.
             return
     try:
-        async with asyncio.timeout(_LOCK_WAIT + _CREATING), connection.transaction():
+        async with asyncio.timeout(_LOCK_TIMEOUT + _CREATE_TIMEOUT), connection.transaction():
             await _create(connection, schema, server, partitions)
     except Exception as error:
         state = getattr(error, "sqlstate", None)
@@ -78,30 +81,30 @@ async def create(connection: Any, schema: str, server: str, timeout: float, part
 
 
 async def _create(connection: Any, schema: str, server: str, partitions: int) -> None:
-    quoted = checked(schema)
+    identifier = quoted_schema(schema)
     await connection.execute(
-        f"set local statement_timeout = 0; set local lock_timeout = {_LOCK_WAIT * 1000:.0f}; "
-        f"set local idle_in_transaction_session_timeout = {_IDLE_LIMIT * 1000:.0f}"
+        f"set local statement_timeout = 0; set local lock_timeout = {_LOCK_TIMEOUT * 1000:.0f}; "
+        f"set local idle_in_transaction_session_timeout = {_IDLE_TIMEOUT * 1000:.0f}"
     )
     # One worker at a time; the lock ends with the transaction, even behind PgBouncer.
     await connection.execute("select pg_advisory_xact_lock(hashtextextended($1, 0))", _lock_name(schema))
     if await _exists(connection, schema, server):
         return
     if not await connection.fetchval("select exists (select from pg_namespace where nspname = $1)", schema):
-        await connection.execute(f"create schema {quoted}")
+        await connection.execute(f"create schema {identifier}")
     folder = files("stepwell.storage.postgres")
     for name in _SCRIPTS:
-        await connection.execute((folder / name).read_text("utf-8").replace("@schema@", quoted))
-    await connection.execute(f"create table {quoted}.version (number integer primary key)")
-    await connection.execute(f"insert into {quoted}.version values ($1)", VERSION)  # noqa: S608 checked and quoted
+        await connection.execute((folder / name).read_text("utf-8").replace("@schema@", identifier))
+    await connection.execute(f"create table {identifier}.version (number integer primary key)")
+    await connection.execute(f"insert into {identifier}.version values ($1)", VERSION)  # noqa: S608 checked and quoted
     if partitions:
-        await connection.execute(f"select {quoted}.partition({partitions:d})")
+        await connection.execute(f"select {identifier}.partition({partitions:d})")
     logger.info("created the tables in the schema %s", schema)
 
 
 async def _blocked(connection: Any, schema: str, server: str) -> StorageUnavailable:
-    """Return an error that names the session holding the lock of the creation."""
-    what = f"the schema {schema} of {server} could not be created within {_LOCK_WAIT:g} s"
+    """Return an error that names the session which holds the lock of the creation."""
+    what = f"the schema {schema} of {server} could not be created within {_LOCK_TIMEOUT:g} s"
     holder = await connection.fetchrow(
         "select a.pid, coalesce(nullif(a.application_name, ''), 'an unnamed program') as program, "
         "coalesce(host(a.client_addr), 'the same machine') as client, coalesce(a.state, 'state hidden') as state, "
@@ -145,13 +148,14 @@ async def _exists(connection: Any, schema: str, server: str) -> bool:
     if not exists:
         return False
     try:
-        number: int = await connection.fetchval(f"select coalesce(max(number), 0) from {checked(schema)}.version")  # noqa: S608
+        number: int = await connection.fetchval(f"select coalesce(max(number), 0) from {quoted_schema(schema)}.version")  # noqa: S608
     except Exception as error:
         if getattr(error, "sqlstate", None) == _NO_SUCH_COLUMN:
             raise _foreign(schema, server) from error
         raise
     if number > VERSION:
         raise NewerSchema(f"the schema {schema} of {server}", number, VERSION)
-    if number < VERSION:
+    # No row: this table is not ours. Version 1 is the first, so there is nothing older to migrate.
+    if number < 1:
         raise _foreign(schema, server)
     return True

@@ -26,7 +26,7 @@ from stepwell.storage.postgres.hosts import PrimarySource, hosts_of
 from stepwell.storage.postgres.notices import PostgresChannel
 from stepwell.storage.postgres.places import PlaceIndex, filters
 from stepwell.storage.postgres.rows import STORED, addresses_json, escaped, results, stored
-from stepwell.storage.postgres.schema import checked, checked_partitions, create
+from stepwell.storage.postgres.schema import checked_partitions, create, quoted_schema
 from stepwell.storage.queue_text import END
 from stepwell.storage.transport.batch import Batch, check_patience
 from stepwell.storage.transport.reads import read_again
@@ -88,7 +88,7 @@ class PostgresStorage(Storage):
         self.schema = schema
         self._partitions = checked_partitions(partitions)
         self._timeout = timeout
-        self._quoted = checked(schema)
+        self._quoted = quoted_schema(schema)
         self._source = _source(source, options)
         #: One connection per lane: for writes, which wait for the disk, and for all other operations.
         self._connections = {writes: PostgresConnection(self._source, options) for writes in (True, False)}
