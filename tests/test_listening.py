@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Callable
+
 import pytest
 
+from stepwell.botapi.http import serving
 from stepwell.errors import UsageError
 from stepwell.web.listening import listen
 
@@ -28,3 +32,13 @@ def test_only_a_taken_port_is_replaced() -> None:
 def test_a_secret_in_the_place_of_the_host_is_not_shown(secret: str) -> None:
     with pytest.raises(UsageError, match=r"cannot listen on <str of \d+ characters> port 0: "):
         listen(secret, 0)
+
+
+@pytest.mark.parametrize("listen", [listen, serving._listen])
+def test_the_second_piece_of_a_response_does_not_wait_for_an_acknowledgement_of_the_first(
+    listen: Callable[[str, int], socket.socket],
+) -> None:
+    with listen("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
+        accepted, _ = listening.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -146,6 +146,8 @@ async def test_an_edit_never_replaces_a_newer_report(observer: BotObserver, proc
         "restore": lambda: observer.restore(BOT, KEY, {}),
     }
     editing = asyncio.create_task(edits[do]())
+    if do == "restore":
+        process.answer(await process.request(), {"record": record(1, "one"), "snapshot": {}})
     process.answer(
         await process.request(), {"record": record(2, "one"), "snapshot": {}}, written(record(3, "two")), written(None)
     )
@@ -153,6 +155,22 @@ async def test_an_edit_never_replaces_a_newer_report(observer: BotObserver, proc
     assert shown(observer) is None
     titles = [event.title for group in observer.timeline.groups for event in group.events]
     assert titles == [*(["form / one"] if do != "restore" else []), "form / two", "The record was deleted"]
+
+
+async def test_a_restore_replaces_the_version_that_the_record_has_then(
+    observer: BotObserver, process: BotConnection
+) -> None:
+    for _ in range(2):
+        process.answer(await process.request(), place(record(1, "one")))
+    restoring = asyncio.create_task(observer.restore(BOT, KEY, {}))
+    reading = await process.request()
+    assert (reading["do"], reading["bot"], reading["key"]) == ("read", BOT, KEY)
+    process.answer(reading, {"record": record(2, "two"), "snapshot": {}})
+    request = await process.request()
+    assert (request["do"], request["version"]) == ("restore", "2.abc")
+    process.answer(request, {"record": None, "snapshot": {}})
+    await restoring
+    assert shown(observer) is None
 
 
 async def test_an_older_version_that_was_read_is_ignored() -> None:

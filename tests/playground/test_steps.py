@@ -138,6 +138,8 @@ async def test_a_step_back_restores_record_timer_messages_and_keyboard(guest: Gu
     before, chat = guest.record, guest.chat
     assert before is not None
     await chat.press("Small")
+    # An answer that is sent after the step back stays in the chat.
+    assert await chat.answer() == "Anything else to say?"
     await guest.reported(3)
     assert await guest.step_back() == "callback_query: small"
     again = guest.record

@@ -92,11 +92,11 @@ class BotObserver:
 
     async def restore(self, bot: str, key: str, snapshot: dict[str, Any]) -> None:
         """Restore a record as it was before a write."""
-        # The answer to this request comes after the reports of the last writes, whose versions are needed.
-        await self.places.locate()
+        # The last write may not be reported yet, and its version is needed.
+        await self._request(self._found, do="read", bot=bot, key=key)
         known = self.records.get(bot, key)
         version = known.record["version"] if known is not None and known.record is not None else None
-        await self._request(self._restored, do="restore", bot=bot, key=key, version=version, snapshot=snapshot)
+        await self._request(self._found, do="restore", bot=bot, key=key, version=version, snapshot=snapshot)
 
     async def _request(self, show: Callable[[str, str, dict[str, Any]], None] | None = None, **request: Any) -> None:
         """Send a request to the bot's process; raise ``UsageError`` if its answer is an error.
@@ -196,7 +196,7 @@ class BotObserver:
     def _edited(self, bot: str, key: str, read: dict[str, Any]) -> None:
         self.timeline.edited(bot, key, *self._written(bot, key, read), owner=self.places.owner(bot, key))
 
-    def _restored(self, bot: str, key: str, read: dict[str, Any]) -> None:
+    def _found(self, bot: str, key: str, read: dict[str, Any]) -> None:
         self.records.found(bot, key, read["record"], read["snapshot"])
         self.show("records", "places")
 

@@ -20,10 +20,14 @@ def listen(
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family)
+        listening = socket.create_server((host, port), family=family)
     except OSError as error:
         if or_free and error.errno == errno.EADDRINUSE:
             return listen(host, 0, advice=advice)
         # Python appends the address.
         why = str(error.strerror or error).partition(" (")[0]
         raise UsageError(f"cannot listen on {displayed(host)} port {port}: {why}; {advice}") from error
+    # Accepted connections inherit it. asyncio sets it only on sockets of ``getaddrinfo``, and uvicorn writes a response
+    # in two pieces: the second one would wait 40 ms for the client's delayed acknowledgement.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening

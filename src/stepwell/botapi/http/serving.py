@@ -38,12 +38,16 @@ def allowed_hosts(host: str, port: int, more: tuple[str, ...]) -> frozenset[str]
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         # Python appends the address.
         why = str(error.strerror or error).partition(" (")[0]
         shown = quoted(host).strip("'")
         raise NotPossible(f"cannot listen on {shown} port {port}: {why}; choose another host or port") from error
+    # Accepted connections inherit it. asyncio sets it only on sockets of ``getaddrinfo``, and uvicorn writes a response
+    # in two pieces: the second one would wait 40 ms for the client's delayed acknowledgement.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening
 
 
 class HTTPServer:

@@ -196,7 +196,8 @@ class Reporter:
             self._send_answer(request, None)
             return
         address = storage.address(bot, key)
-        await _EDITS[request["do"]](storage, address, request)
+        if request["do"] != "read":
+            await _EDITS[request["do"]](storage, address, request)
         async with self._sending:
             self._send_answer(request, (await read_record(storage, address))._asdict())
 
