@@ -38,6 +38,7 @@ StepwellError
 ├── UnknownStateError (also LookupError)       a stored state that is no longer declared
 ├── NoKeyError (also LookupError)              a change without a key in the update
 ├── DuplicateUpdate                            this update was handled before
+├── UnknownOutcome (also RuntimeError)         a call that must not run twice was interrupted; it may have run
 ├── FieldError (also TypeError, ValueError)    a field that the flow's data type does not allow
 ├── IncompleteData (also ValueError)           data that lacks fields of the requested type
 ├── StorageError
@@ -83,6 +84,7 @@ from stepwell.errors.base import (
     InvalidOption,
     MissingExtra,
     StepwellError,
+    UnknownOutcome,
     Unsupported,
     UsageError,
     WrongLoop,
@@ -222,6 +224,7 @@ __all__ = [
     "TransitionError",
     "UnknownAction",
     "UnknownFlowError",
+    "UnknownOutcome",
     "UnknownRun",
     "UnknownSchedule",
     "UnknownScheme",

@@ -184,3 +184,23 @@ class Unsupported(StepwellError, NotImplementedError):
         self.backend: str = backend
         self.what: str = what
         super().__init__(f"{backend} cannot {what}; use one of the four built-in storages")
+
+
+class UnknownOutcome(StepwellError, RuntimeError):
+    """A call with ``replay="never"`` was interrupted: it may have run or not, and does not run again.
+
+    Example::
+
+        error = UnknownOutcome("charge", "order-7/Pay/1")
+        assert error.name == "charge"
+    """
+
+    def __init__(self, name: str, place: str) -> None:
+        #: The name of the function, node or tool.
+        self.name: str = name
+        #: The turn, or the step of the run, in which it was called.
+        self.place: str = place
+        super().__init__(
+            f"the outcome of {quoted(name)} in {place} is unknown: its process ended while it ran, and with "
+            'replay="never" it does not run again. Find out what happened outside, and go on from there'
+        )
