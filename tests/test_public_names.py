@@ -37,9 +37,9 @@ NAMES = {
         "record_type", "sync",
     ],
     "stepwell.nodes": [
-        "AlreadyHeld", "Answered", "BatchNode", "ChildMap", "CorruptRecord", "END", "Event", "ExecutorError",
-        "Failed", "FlowChanged", "FlowEdge", "FlowGraph", "InsideLoop", "InvalidAction", "InvalidGraph", "InvalidItems",
-        "InvalidKey", "InvalidName", "InvalidOption", "KeptError", "LeaseLost", "Limit", "MergeConflict",
+        "AlreadyHeld", "Answered", "BatchNode", "CaughtError", "ChildMap", "CorruptRecord", "END", "Event",
+        "ExecutorError", "Failed", "FlowChanged", "FlowEdge", "FlowGraph", "InsideLoop", "InvalidAction",
+        "InvalidGraph", "InvalidItems", "InvalidKey", "InvalidName", "InvalidOption", "KeptError", "LeaseLost", "Limit", "MergeConflict",
         "MissingExtra", "Node",
         "NodeExited", "NodeFlow", "NodeFlowError", "NodeTimeout", "OutcomeUnknown", "Parallel", "Parked", "ProgressBar",
         "RecordReplaced", "Run", "RunBusy", "RunCancelled", "RunExists", "RunFailed", "RunFinished", "RunHandle",

@@ -66,6 +66,7 @@ from stepwell.nodes.sequence import linear, with_error_handling
 from stepwell.nodes.step import Step, step
 from stepwell.nodes.stream import StreamEntry, sse
 from stepwell.nodes.wait import Sleep, Wait
+from stepwell.nodes.walk.execution import CaughtError
 from stepwell.nodes.walk.on_error import Failed
 from stepwell.nodes.workers.schedule import Schedule, Schedules, cron, every
 from stepwell.nodes.workers.stored import ScheduleStatus
@@ -76,6 +77,7 @@ __all__ = [
     "AlreadyHeld",
     "Answered",
     "BatchNode",
+    "CaughtError",
     "ChildMap",
     "CorruptRecord",
     "Event",

@@ -25,7 +25,7 @@ from stepwell.nodes.walk.on_error import (
     inside_cancelled,
     together,
 )
-from stepwell.nodes.walk.runner import walk
+from stepwell.nodes.walk.runner import caught_in, walk
 from stepwell.nodes.walk.workgroup import Halt
 from stepwell.record import Limits
 
@@ -119,7 +119,9 @@ async def _run_branch(stage: Stage, number: int, cursor: Cursor, state: dict[Any
         if branch.name in journal.open:
             # It had ended when the run was interrupted.
             return journal.open[branch.name]
-    own = Cursor(cursor.run, stage.path, branch=branch)
+    own = Cursor(cursor.run, stage.path, branch=branch, caught=cursor.caught)
+    if branch is not None:
+        own.caught = caught_in(branch) or cursor.caught
     enter(own)
     action = await walk(graph, own, state, params)
     if branch is not None:

@@ -64,7 +64,9 @@ def with_error_handling(
     name: str = UNNAMED,
     **options: Unpack[FlowOptions],
 ) -> NodeFlow:
-    """Return a flow of nodes one after the other, in which the action ``"error"`` of each leads to ``handler``.
+    """Return a flow of nodes one after the other, in which the edge ``"error"`` of each leads to ``handler``.
+
+    The edge is taken if ``post`` returns ``"error"``, and if the node fails for good: ``step().error`` is its error.
 
     Example::
 

@@ -11,7 +11,7 @@ from stepwell.errors import UsageError
 from stepwell.nodes.control.options import checked_params
 from stepwell.nodes.handle import RunHandle
 from stepwell.nodes.queue import children, submitting
-from stepwell.nodes.walk.execution import current
+from stepwell.nodes.walk.execution import CaughtError, current
 from stepwell.options import check_text
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ class Step:
     item: int | None
     #: The attempt number, from 1.
     attempt: int
+    #: The last error that an edge ``"error"`` has caught: the handler that the edge leads to reads it here.
+    error: CaughtError | None = None
 
     @property
     def id(self) -> str:

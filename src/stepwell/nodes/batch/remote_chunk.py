@@ -55,7 +55,7 @@ def run_in_worker(node: NodeBlob, step: dict[str, Any], blobs: list[tuple[int, b
     exec_ = getattr(loads(node.blob), node.exec_name)
     # step() needs no more of the execution in another process.
     run: Any = SimpleNamespace(flow_id=step["flow_id"])
-    cursor = Cursor(run, step["node"], visit=step["visit"], attempt=step["attempt"])
+    cursor = Cursor(run, step["node"], visit=step["visit"], attempt=step["attempt"], caught=step["error"])
     token = enter(cursor)
     outcomes: list[tuple[bool, bytes]] = []
     until = time.perf_counter() + BUDGET

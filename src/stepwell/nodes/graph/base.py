@@ -165,6 +165,8 @@ class BaseFlow(BaseNode):
     migrate: Callable[[Any], None] | None = None
     #: The new path of each path that was renamed.
     renamed: Mapping[str, str] = MappingProxyType({})
+    #: Whether the edge ``"error"`` of a node catches the errors of that node.
+    _catches: ClassVar[bool] = False
     #: When the flow was made, as a time of ``monotonic()``.
     _built_at: float = inf
 

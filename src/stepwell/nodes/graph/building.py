@@ -30,6 +30,7 @@ class NodeGraph(BaseFlow):
     )
 
     _shape: ClassVar[str] = "flow"
+    _catches: ClassVar[bool] = True
 
     def __init__(self, name: str | None, on_unknown_action: OnUnknownAction) -> None:
         super().__init__(name=name)

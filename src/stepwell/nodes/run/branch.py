@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepwell.codec.values import step
@@ -127,6 +127,7 @@ class Branch:
         if len(journal.positions) > 1:
             for name in [name for name in journal.positions if name and is_inside(name, path)]:
                 del journal.positions[name]
+                journal.caught.pop(name, None)
         if len(journal.parts.loaded) > 1:
             # There are parts besides those of the run itself.
             journal.parts.drop(path)
@@ -135,6 +136,10 @@ class Branch:
             await (journal.save(path) if self.parent is None else journal.save_whole(path))
         elif graph is journal.program.root.graph:
             await journal.check(path)
+
+    def catch(self, error: Sequence[str]) -> None:
+        """Record an error that an edge has caught, as its path, type and message."""
+        self.journal.caught[self.name] = list(error)
 
     def save(self, node: str) -> Coroutine[Any, Any, None]:
         """Return the commit of the position inside a node, to await."""
@@ -145,6 +150,7 @@ class Branch:
         """Record that the branch has ended."""
         self._store_fields(self.name)
         self.journal.positions.pop(self.name, None)
+        self.journal.caught.pop(self.name, None)
         self.journal.open[self.name] = action
 
     def _restore(self) -> None:

@@ -106,6 +106,8 @@ class Journal:
         self.rechecks: dict[str, Any] = {}
         #: How often the runner has died since the last node completed.
         self.recoveries: int = 0
+        #: The last error that an edge has caught in each branch: path, type and message.
+        self.caught: dict[str, list[str]] = {}
         #: The ids of waits that have timed out, the last one last.
         self.late: list[str] = []
         #: When the deadline of the run must be written again, on the monotonic clock.
@@ -157,6 +159,7 @@ class Journal:
         self.errors.rows.extend(reversed(table.get("errors", ())))
         self.trail.extend(table.get("trail", ()))
         self.late.extend(table.get("late", ()))
+        self.caught = {branch: error for branch, *error in table.get("caught", ())}
 
     def _fill(self) -> None:
         """Copy the position of the run to its slot: the next node, the last ones, and the table."""
@@ -185,6 +188,8 @@ class Journal:
             table["open"] = dict(self.open)
         if self.late:
             table["late"] = self.late[-TRAIL:]
+        if self.caught:
+            table["caught"] = [[branch, *error] for branch, error in self.caught.items()]
         if len(self.positions) > 1:
             table["lines"] = {name: path for name, path in self.positions.items() if name}
         if self.errors.rows:

@@ -155,6 +155,8 @@ class _Table(TypedDict):
     before: NotRequired[Status]
     #: The last errors, the newest first: time, path, type, message, traceback and attempt.
     errors: NotRequired[list[tuple[float, str, str, str, str, int]]]
+    #: The last error that an edge has caught in each branch: branch, path, type and message.
+    caught: NotRequired[list[tuple[str, str, str, str]]]
     partition: NotRequired[str]
     priority: NotRequired[int]
     #: The id of its parent, and the flow and the partition of each run above it that has one.

@@ -7,7 +7,7 @@ import contextlib
 import time
 from contextvars import ContextVar, Token
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from stepwell.errors import TooManySteps
 from stepwell.nodes.run.ids import new_flow_id
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from stepwell.nodes.run.branch import Branch
 
 __all__ = [
+    "CaughtError",
     "Cursor",
     "Emit",
     "EventKind",
@@ -49,6 +50,28 @@ class Emit(Protocol):
 
     def __call__(self, kind: EventKind, cursor: Cursor, *, began: float | None = None, **fields: Any) -> float:
         """Return the time to pass as ``began`` with the event that ends this one; ``fields`` are those of ``Event``."""
+
+
+class CaughtError(NamedTuple):
+    """The error of a node that its edge ``"error"`` has caught.
+
+    Example::
+
+        class Apologise(Node):
+            def post(self, shared, prep_res, exec_res):
+                caught: CaughtError | None = step().error
+                shared["answer"] = f"{caught.node} failed: {caught.message}"
+
+        ask = Node(name="ask")
+        ask - "error" >> Apologise()
+    """
+
+    #: The path of the node that failed.
+    node: str
+    #: The name of the error's class.
+    type: str
+    #: At most 500 characters.
+    message: str
 
 
 class Execution:
@@ -165,6 +188,8 @@ class Cursor:
     branch: Branch | None = None
     #: The attempts of the last ``exec`` that ended.
     attempts: int = 1
+    #: The last error that an edge ``"error"`` has caught in this branch.
+    caught: CaughtError | None = None
 
     def copy(self) -> Cursor:
         return replace(self)
@@ -177,6 +202,7 @@ class Cursor:
             "visit": self.visit,
             "item": self.item,
             "attempt": self.attempt,
+            "error": self.caught,
         }
 
 

@@ -9,17 +9,18 @@ from types import CoroutineType
 from typing import Any, TypeVar
 
 from stepwell._secrets import quoted
-from stepwell.errors import Parked, TooManySteps, UsageError
+from stepwell.errors import InvalidAction, Parked, TooManySteps, UnknownAction, UsageError
 from stepwell.nodes.graph.base import END, BaseNode, apply_updates
 from stepwell.nodes.graph.hook_check import missing_prep
 from stepwell.nodes.graph.hooks import call_hook
 from stepwell.nodes.graph.plan import Graph, Stage
 from stepwell.nodes.run.branch import Branch, Park, park_in
+from stepwell.nodes.run.errors import message_of
 from stepwell.nodes.run.journal import Journal
-from stepwell.nodes.walk.execution import Cursor, Execution, enter, leave
+from stepwell.nodes.walk.execution import CaughtError, Cursor, Execution, enter, leave
 from stepwell.nodes.walk.on_error import add_note, exit_of, inside_cancelled
 
-__all__ = ["copy_node", "drive", "run_root", "walk"]
+__all__ = ["caught_in", "copy_node", "drive", "run_root", "walk"]
 
 T = TypeVar("T")
 
@@ -36,6 +37,8 @@ async def run_root(
     """
     branch = None if journal is None else Branch(journal, "", shared)
     cursor = Cursor(run, root.path, branch=branch)
+    if branch is not None:
+        cursor.caught = caught_in(branch)
     token = enter(cursor)
     if run.emit is not None and not run.began:
         run.began = run.emit("run.started", cursor)
@@ -148,11 +151,14 @@ async def walk(graph: Graph, cursor: Cursor, shared: Any, params: Mapping[str, A
                 await branch.complete(graph, stage, following, visit=visit, attempts=attempts, started=started)
         except BaseException as error:
             failure = await _failure_of_visit(stage, cursor, error, began)
-            if failure is error:
-                raise
-            raise failure from (None if isinstance(failure, Park) else error)
-        if emit is not None:
-            emit("node.finished", cursor, began=began)
+            if not _is_caught(graph, stage, cursor, failure):
+                if failure is error:
+                    raise
+                raise failure from (None if isinstance(failure, Park) else error)
+            action, following = "error", await _follow_error(graph, stage, cursor, failure, started)
+        else:
+            if emit is not None:
+                emit("node.finished", cursor, began=began)
         # After the last node there is nothing left to pause.
         if branch is not None and following is not None and branch.journal.mailbox.pausing:
             raise Park
@@ -176,6 +182,43 @@ async def _failure_of_visit(stage: Stage, cursor: Cursor, error: BaseException, 
         branch.journal.errors.note(stage.path, failure, cursor.attempt, leaf=stage.leaf)
     trace(stage, cursor, failure, began)
     return failure
+
+
+def _is_caught(graph: Graph, stage: Stage, cursor: Cursor, failure: BaseException) -> bool:
+    """Return whether the edge ``"error"`` of a node catches its final error.
+
+    An action without an edge and too many steps are errors of the graph, not of the node.
+    """
+    return (
+        isinstance(failure, Exception)
+        and graph.flow._catches
+        and "error" in stage.edges
+        and not isinstance(failure, InvalidAction | TooManySteps | UnknownAction)
+        # After a failed commit the run has no position to go on from.
+        and (cursor.branch is None or cursor.branch.journal.broken is None)
+        and not cursor.run.cancelling(failure)
+    )
+
+
+async def _follow_error(
+    graph: Graph, stage: Stage, cursor: Cursor, error: BaseException, started: float
+) -> Stage | None:
+    """Complete a node whose error was caught, and return the next one."""
+    following = stage.edges["error"]
+    attempts = 1 if stage.commits_inside else cursor.attempt
+    visit = cursor.run.visits[stage.index]
+    cursor.node, cursor.visit, cursor.item, cursor.attempt = stage.path, visit, None, 1
+    caught = cursor.caught = CaughtError(stage.path, type(error).__name__, message_of(error))
+    if cursor.branch is not None:
+        cursor.branch.catch(caught)
+        await cursor.branch.complete(graph, stage, following, visit=visit, attempts=attempts, started=started)
+    return following
+
+
+def caught_in(branch: Branch) -> CaughtError | None:
+    """Return the last error that a branch had caught when its run was interrupted."""
+    row = branch.journal.caught.get(branch.name)
+    return None if row is None else CaughtError(*row)
 
 
 async def _run_inside(stage: Stage, cursor: Cursor, node: Any, shared: Any, inside: bool) -> tuple[Any, Any]:
