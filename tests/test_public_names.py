@@ -88,7 +88,7 @@ NAMES = {
         "Chat", "Clock", "FaultyStorage", "JournaledStorageContract", "KeyValueContract", "StorageContract",
     ],
     "stepwell.fsm": [
-        "AlreadyHeld", "AnswerRefused", "Busy", "Committed", "Conflict", "Context", "ContextClosed",
+        "AlreadyHeld", "AnswerRefused", "BotMethods", "Busy", "Committed", "Conflict", "Context", "ContextClosed",
         "ConversationExpired", "CorruptRecord", "DuplicateReceived", "DuplicateUpdate", "EncodeError", "Expired", "FSM",
         "FSMEvent", "FieldError", "Filter", "Flow", "Form", "HandlerEnded", "HandlerFailed", "HandlerStarted",
         "IncompleteData", "InsideLoop", "InvalidFlow",

@@ -395,6 +395,25 @@ async def test_an_answer_without_a_destination_raises(fsm: FSM) -> None:
         await router.handle(POLL)
 
 
+async def test_a_toast_answers_the_pressed_button_before_the_message_is_sent_or_edited(fsm: FSM) -> None:
+    router = Router(fsm)
+    router.on(callback("yes"))(lambda ctx: ctx.answer("Yes.", toast="Saved"))
+    router.on(callback("no"))(lambda ctx: ctx.edit("No.", toast="Not saved"))
+    router.on(text())(lambda ctx: ctx.answer("Saved.", toast="Saved"))
+    assert [(call["method"], call["text"]) for call in await router.handle(press("yes"))] == [
+        ("answerCallbackQuery", "Saved"),
+        ("sendMessage", "Yes."),
+    ]
+    pressed = {"id": "8", "from": {"id": 42}, "data": "no", "message": {"message_id": 5, "chat": {"id": 42}}}
+    calls = await router.handle({"update_id": 80, "callback_query": pressed})
+    assert [(call["method"], call["text"]) for call in calls] == [
+        ("answerCallbackQuery", "Not saved"),
+        ("editMessageText", "No."),
+    ]
+    with pytest.raises(UsageError, match="callback queries"):
+        await router.handle(message("hi"))
+
+
 def test_a_custom_filter_may_have_an_attribute_states() -> None:
     class Between(Filter):
         def __init__(self, *states: str) -> None:

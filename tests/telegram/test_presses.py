@@ -17,6 +17,7 @@ from stepwell.fsm import FSM, Context, Router, callback, command, keyboard, text
 from stepwell.record import INBOX
 from stepwell.storage import Get
 from stepwell.telegram import BotClient, run_polling, webhook
+from stepwell.telegram.receiving.press import HANDLER_TIME, WAITING_TIME
 from stepwell.web.serving import Serving
 from tests.until import until
 
@@ -206,7 +207,8 @@ async def test_a_press_whose_handler_is_slow_is_answered_before_it_ends(
         assert len(running.answers()) == 1
     records = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(records) == 1
-    assert "answered a pressed button after more than 3 s, so its text is not shown" in records[0].getMessage()
+    told = "after more than 3 s, or after it had waited for another update, so its text is not shown"
+    assert told in records[0].getMessage()
 
 
 async def test_a_press_that_waits_for_a_slow_update_of_its_chat_is_answered() -> None:
@@ -224,8 +226,48 @@ async def test_a_press_that_waits_for_a_slow_update_of_its_chat_is_answered() ->
         await person.send("/slow")
         query = await person.press("Tea")
         assert query is not None
+        begun = asyncio.get_running_loop().time()
         assert await person.notice(query) == NOTHING
+        # Not after the time that the handler of a press has.
+        assert asyncio.get_running_loop().time() - begun < HANDLER_TIME / 2
         proceed.set()
+
+
+async def test_a_press_whose_conversation_another_task_holds_is_answered_at_once(run: Run) -> None:
+    router = make_router("Tea")
+    assert router.fsm is not None
+
+    @router.on()
+    async def tea(ctx: Context) -> None:
+        ctx.answer("Coming up", toast="Too late")
+
+    async with run(router) as running:
+        person = running.person()
+        await person.ask("/menu")
+        async with router.fsm.conversation(key=(42, 42)):
+            query = await person.press("Tea")
+            assert query is not None
+            begun = asyncio.get_running_loop().time()
+            assert await person.notice(query) == NOTHING
+            assert asyncio.get_running_loop().time() - begun < HANDLER_TIME / 2
+        assert await person.answer() == "Coming up"
+        assert len(running.answers()) == 1
+
+
+async def test_a_handler_that_begins_in_time_shows_its_own_toast(run: Run) -> None:
+    router = make_router("Tea")
+
+    @router.on()
+    async def tea(ctx: Context) -> None:
+        # Longer than a press waits for another update.
+        await asyncio.sleep(2 * WAITING_TIME)
+        ctx.edit("Coming up", toast="One tea")
+
+    async with run(router) as running:
+        person, query = await running.press("Tea")
+        assert await person.notice(query) == {**NOTHING, "text": "One tea"}
+        assert await person.ask("/menu") == "Menu"
+        assert len(running.answers()) == 1
 
 
 async def test_a_press_that_is_dropped_because_its_chat_floods_the_bot_is_answered(

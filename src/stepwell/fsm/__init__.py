@@ -33,6 +33,7 @@ from stepwell.errors import (
     UsageError,
 )
 from stepwell.fsm import keys
+from stepwell.fsm.bot import BotMethods
 from stepwell.fsm.conversation.context import Context
 from stepwell.fsm.events import (
     AnswerRefused,
@@ -64,6 +65,7 @@ __all__ = [
     "FSM",
     "AlreadyHeld",
     "AnswerRefused",
+    "BotMethods",
     "Busy",
     "Committed",
     "Conflict",

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from stepwell.errors import StepwellError
+from stepwell.fsm.bot import BotMethods
 from stepwell.fsm.flows.description import Flows
 from stepwell.fsm.keys import KeyStrategy
 from stepwell.fsm.policy import Policy, UnknownStatePolicy
@@ -46,6 +47,8 @@ class Machine:
     profile: type | None
     #: Sends the Bot API calls of timers.
     send: Send | None
+    #: The client of handlers, ``ctx.bot``.
+    client: BotMethods | None = None
     #: Calls of the outbox that are being sent.
     deliveries: set[asyncio.Task[None]]
     #: Reads the id of an update; ``None``: its ``update_id``.

@@ -14,6 +14,7 @@ from stepwell._backoff import backoff
 from stepwell._secrets import quoted
 from stepwell.errors import Conflict, InvalidOption, StorageError, UnknownFlowError
 from stepwell.fsm.base import Send
+from stepwell.fsm.bot import BotMethods
 from stepwell.fsm.conversation.context import Context, Handler
 from stepwell.fsm.conversation.conversation import Conversation
 from stepwell.fsm.filters import Condition, Filter, as_filter
@@ -50,7 +51,7 @@ class Router:
 
     ``Router(fsm)`` handles updates. A ``Router()`` without a machine only collects handlers, for another router to
     ``include``. With ``send`` each Bot API call is also passed to that function, ``def`` or ``async def``, after the
-    commit.
+    commit. ``client`` is ``ctx.bot`` in handlers; without it, they get that of ``run_polling`` or ``webhook``.
 
     An update that changed nothing costs no write, and its handler runs again if the update is delivered again. With
     ``remember="answers"`` the answers of such a handler are stored with the update's id before they are sent, so that
@@ -66,8 +67,16 @@ class Router:
             ctx.answer("What's your name?")
     """
 
-    def __init__(self, fsm: FSM | None = None, *, send: Send | None = None, remember: Remember = "changes") -> None:
+    def __init__(
+        self,
+        fsm: FSM | None = None,
+        *,
+        send: Send | None = None,
+        client: BotMethods | None = None,
+        remember: Remember = "changes",
+    ) -> None:
         check_instance(fsm, FSM, "Router(fsm) takes an FSM, got {}", optional=True)
+        check_instance(client, BotMethods, "Router(client=...) takes a BotClient, got {}", optional=True)
         check_function(send, "Router(send=...) takes a function of a call, got {}", optional=True)
         self.fsm: FSM | None = fsm
         self.send: Send | None = send
@@ -75,6 +84,8 @@ class Router:
         if fsm is not None and fsm.send is None:
             # The calls of timers are sent the same way.
             fsm.send = send
+        if fsm is not None and client is not None:
+            fsm.client = client
         self._routes: list[tuple[tuple[Filter, ...], Route | Router]] = []
         #: At most one. A list, because the routers of ``scope`` share it.
         self._error_handlers: list[ErrorHandler] = []
@@ -162,16 +173,19 @@ class Router:
         on_claim: Callable[[], Awaitable[None]] | None = None,
         repeats: Callable[[BaseException], bool] | None = None,
         attempt: int = 1,
+        on_wait: Callable[[], None] | None = None,
     ) -> tuple[list[dict[str, Any]], Conversation]:
         """Handle an update; return its calls, without sending them, and its conversation.
 
-        ``on_claim``: called once the key is claimed. ``repeats`` and ``attempt``: see ``Conversation``.
+        ``on_claim``: called once the key is claimed. ``repeats``, ``attempt`` and ``on_wait``: see ``Conversation``.
         """
         if self.fsm is None:
             raise InvalidOption(
                 "this router has no machine; make it with Router(fsm), or include it in a router with one"
             )
-        conversation = Conversation(self.fsm, update, collects=True, enters=True, repeats=repeats, attempt=attempt)
+        conversation = Conversation(
+            self.fsm, update, collects=True, enters=True, repeats=repeats, attempt=attempt, on_wait=on_wait
+        )
         async with conversation as ctx:
             if on_claim is not None:
                 await on_claim()

@@ -38,7 +38,7 @@ class Lease:
 
     __slots__ = (
         "_holding", "_lease", "_lost", "_memo", "_now_at", "_renewal", "_token", "_wait", "address", "base", "now",
-        "on_version", "storage",
+        "on_version", "on_wait", "storage",
     )  # fmt: skip
 
     storage: Storage
@@ -51,6 +51,8 @@ class Lease:
     base: str
     #: Called with the version of the record after each renewal of the lease.
     on_version: Callable[[Version], None] | None
+    #: Called when another holder has the record, so that this one waits.
+    on_wait: Callable[[], None] | None
     #: Seconds to wait for the lease.
     _wait: float
     #: Seconds of the lease.
@@ -80,6 +82,8 @@ class Lease:
             await storage.ensure_open()
         token = storage.ids()
         if address in storage.waiters:
+            if self.on_wait is not None:
+                self.on_wait()
             await join_queue(storage, address, token, self._wait)
             must_check = storage.shared and must_check_turn(storage, address, monotonic())
         else:
@@ -157,6 +161,8 @@ class Lease:
         try:
             while True:
                 if remaining:
+                    if self.on_wait is not None:
+                        self.on_wait()
                     if monotonic() >= log_at:
                         log_at = inf
                         await self._log_wait()

@@ -73,6 +73,7 @@ class Slot(Lease):
         self._now_at = 0.0
         self.base: str = ""
         self.on_version: Callable[[Version], None] | None = None
+        self.on_wait: Callable[[], None] | None = None
         self._wait, self._lease = wait, lease
         self._token = ""
         self._memo = None

@@ -17,7 +17,7 @@ from stepwell.record import State
 from stepwell.slot import Slot
 from stepwell.storage import Storage
 from stepwell.testing.clock import Clock
-from stepwell.testing.telegram import ChatThread, OnRefused, Telegram, buttons_of, text_of, thread_of
+from stepwell.testing.telegram import ChatClient, ChatThread, OnRefused, Telegram, buttons_of, text_of, thread_of
 from stepwell.testing.workers import MakeRouter, Workers
 
 __all__ = ["Chat"]
@@ -58,7 +58,7 @@ class Chat:
     ) -> None:
         self._workers = Workers(bot, storage, workers, clock)
         self._telegram = Telegram(self._workers.now, on_send_error)
-        self._workers.show_timers(self._telegram.send_for_timer)
+        self._workers.show_timers(self._telegram.send_for_timer, ChatClient(self._telegram))
         self._user: dict[str, Any] = _person(user)
         self._group: dict[str, Any] | None = None
         self._thread: int | None = None
@@ -198,6 +198,17 @@ class Chat:
     def refuse(self, code: int, description: str, *, method: str | None = None, times: int = 1) -> None:
         """Refuse the next calls to this chat: ``chat.refuse(400, "Bad Request: message is too long")``."""
         self._telegram.bot.refuse(code, description, method=method, chat=self._chat["id"], times=times)
+
+    def result(self, method: str, result: Any) -> None:
+        """Choose the result of a method for ``ctx.bot``: ``chat.result("getChatMember", {"status": "creator"})``."""
+        self._telegram.results[method] = result
+
+    def file(self, content: bytes) -> str:
+        """Make a file that ``ctx.bot.download`` finds, and return its id: ``document={"file_id": chat.file(b"x")}``."""
+        check_instance(content, bytes, "chat.file() takes the content as bytes, got {}")
+        name = f"file-{len(self._telegram.files) + 1}"
+        self._telegram.files[name] = content
+        return name
 
     def cut(self, *, times: int = 1) -> None:
         """Make Telegram unreachable for the next calls to any chat; they raise ``BotUnavailable``."""

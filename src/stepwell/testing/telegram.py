@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import os
 import random
 from collections.abc import Callable, Iterator
 from itertools import count
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from stepwell.botapi import Bot, Refusal, check_call
 from stepwell.errors import BotApiError, BotBlocked, BotUnavailable
-from stepwell.fsm import Update
+from stepwell.fsm import BotMethods, Update
 from stepwell.options import check_function
 
-__all__ = ["Button", "ChatThread", "OnRefused", "Telegram", "text_of"]
+__all__ = ["Button", "ChatClient", "ChatThread", "OnRefused", "Telegram", "text_of"]
 
 #: Gets a refused call and its error. It may be a coroutine function.
 OnRefused: TypeAlias = Callable[[dict[str, Any], BotApiError], Any]
@@ -51,6 +54,25 @@ class HistoryLine(NamedTuple):
     text: str
 
 
+class ChatClient(BotMethods):
+    """``ctx.bot`` in a test."""
+
+    def __init__(self, telegram: Telegram) -> None:
+        self._telegram = telegram
+
+    async def call(self, method: str, /, **params: Any) -> Any:
+        """Make a call in the chat of the test, and return its result."""
+        return await self._telegram.call({"method": method, **params})
+
+    async def download(self, file_id: str, *, to: str | os.PathLike[str] | None = None) -> Any:
+        """Return the content of a file of the test, or write it to a path."""
+        file = await self.call("getFile", file_id=file_id)
+        content = self._telegram.files[file_id]
+        if to is None:
+            return content
+        return _saved(content, Path(to), file["file_path"])
+
+
 class Telegram:
     """The messages, updates and calls of one test."""
 
@@ -68,6 +90,9 @@ class Telegram:
         self.bot: Bot = Bot(BOT_ID, "test_bot", "", BOT)
         #: A refusal of a timer's call that the test has not requested.
         self.unexpected: BotApiError | None = None
+        #: The results of methods that a test has chosen, and the files that it has made.
+        self.results: dict[str, Any] = {}
+        self.files: dict[str, bytes] = {}
         self._on_send_error = on_send_error
         self._history: list[HistoryLine] = []
         self._query_threads: dict[str, ChatThread] = {}
@@ -152,6 +177,35 @@ class Telegram:
         answered = (each for each in (*self.calls, *calls) if each["method"] == answer["method"])
         if query is not None and all(each.get("callback_query_id") != query for each in answered):
             self.calls.append(answer)
+
+    async def call(self, call: dict[str, Any]) -> Any:
+        """Make a call of ``ctx.bot``: return its result, and raise its refusal."""
+        self.calls.append(call)
+        self._fail(call)
+        try:
+            check_call(call)
+        except Refusal as refusal:
+            raise BotApiError(call["method"], refusal.code, refusal.description) from None
+        method = call["method"]
+        message = self._take(call)
+        if method in self.results:
+            return copy.deepcopy(self.results[method])
+        return copy.deepcopy(message) if message is not None else self._result_of(method, call)
+
+    def _result_of(self, method: str, call: dict[str, Any]) -> Any:
+        """Return the result of a method that sends nothing, as far as this Telegram knows it."""
+        chat = self._chats.get(call.get("chat_id", 0))
+        if method == "getMe":
+            return dict(BOT)
+        if method == "getFile":
+            if call["file_id"] not in self.files:
+                raise BotApiError(method, 400, "Bad Request: invalid file_id")
+            return {"file_id": call["file_id"], "file_path": call["file_id"]}
+        if method == "getChat" and chat is not None:
+            return dict(chat)
+        if method == "getChatMember":
+            return {"status": "member", "user": {"id": call.get("user_id")}}
+        return True
 
     async def send_for_timer(self, call: dict[str, Any]) -> None:
         """Apply a call of a timer or a job, whose errors do not reach the test but are logged."""
@@ -240,6 +294,12 @@ class Telegram:
         raise AssertionError(
             f"{call['method']}: there is no message {call['message_id']} in chat {call.get('chat_id')}"
         )
+
+
+def _saved(content: bytes, to: Path, name: str) -> Path:
+    path = to / name if to.is_dir() else to
+    path.write_bytes(content)
+    return path
 
 
 def thread_of(message: dict[str, Any]) -> ChatThread:

@@ -10,7 +10,7 @@ from typing import Any
 from stepwell import _portal
 from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption, UsageError
-from stepwell.fsm import FSM, Router
+from stepwell.fsm import FSM, BotMethods, Router
 from stepwell.fsm.base import Send
 from stepwell.fsm.conversation.conversation import Conversation
 from stepwell.options import check_instance, check_whole
@@ -52,6 +52,7 @@ class Workers:
         self.clock: Clock | None = clock
         self._storage = storage
         self._show: Send | None = None
+        self._client: BotMethods | None = None
         #: Kill the bot at the next update or timer: before its commit, or after it.
         self._kill: str | None = None
         self._count = count
@@ -137,13 +138,16 @@ class Workers:
         assert self._show is not None
         await self._show(call)
 
-    def show_timers(self, show: Send) -> None:
-        """Call ``show`` with each call of a timer, before the bot's own ``send``, if any."""
-        self._show = show
+    def show_timers(self, show: Send, client: BotMethods) -> None:
+        """Call ``show`` with each call of a timer, before the bot's own ``send``, if any; ``client`` is ``ctx.bot``."""
+        self._show, self._client = show, client
         for router in self._routers:
-            fsm = _fsm_of(router)
-            fsm.send = _shown(self._show_or_die, fsm.send)
-            fsm.expect_ticks()
+            self._prepare(router)
+
+    def _prepare(self, router: Router) -> None:
+        fsm = _fsm_of(router)
+        fsm.send, fsm.client = _shown(self._show_or_die, fsm.send), fsm.client or self._client
+        fsm.expect_ticks()
 
     async def restart(self, make: MakeRouter | None) -> None:
         self._make = self._make if make is None else _checked(make)
@@ -166,10 +170,9 @@ class Workers:
         routers = [make(self._opened()) for _ in range(self._count)]
         for router in routers:
             check_instance(router, Router, "Chat(make_router): the function must return a Router, got {}")
-            fsm = _fsm_of(router)
+            _fsm_of(router)
             if self._show is not None:
-                fsm.send = _shown(self._show_or_die, fsm.send)
-                fsm.expect_ticks()
+                self._prepare(router)
         return routers
 
     def _opened(self) -> Storage:

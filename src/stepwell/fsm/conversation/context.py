@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
@@ -13,6 +14,7 @@ from stepwell.codec.json import Raw, replaced
 from stepwell.errors import ContextClosed, DuplicateUpdate, InvalidOption, NoKeyError, TransitionError, UsageError
 from stepwell.fsm import keys
 from stepwell.fsm.base import Machine
+from stepwell.fsm.bot import REPEAT, BotMethods
 from stepwell.fsm.conversation.extension import Waiting, end, extension_of, keep
 from stepwell.fsm.conversation.framework_objects import PLAIN, as_plain
 from stepwell.fsm.conversation.history import HISTORY, entry_times, packed_times, with_entry
@@ -343,28 +345,25 @@ class Context(Generic[Data]):
         """The Bot API calls collected so far."""
         return self._collected()
 
-    def answer(self, text: str, **params: Any) -> None:
+    def answer(self, text: str, *, toast: str | None = None, **params: Any) -> None:
         """Send a message to the chat of the update. A timer answers in the last chat of the conversation.
 
-        Raises ``UsageError`` if the update has no chat.
+        ``toast``: also answer the pressed button with this text, which is shown over the chat for some seconds.
+
+        Raises ``UsageError`` if the update has no chat, or no button was pressed for the toast.
         """
-        update = self.update
-        if update.raw is not None:
-            where = keys.answer_to(update)
-        else:
-            # A timer, or a conversation with key=.
-            where = extension_of(self._record).where or keys.answer_to_key(self._fsm.key, self.key)
-        if not where:
-            raise UsageError("this update has no chat to answer in; use call('sendMessage', chat_id=...)")
+        where = self._where("answer")
         if not isinstance(text, str):
             raise _no_text("answer", text)
+        if toast is not None:
+            self.answer_callback(toast)
         self.call("sendMessage", **{**keys.params_of(where), "text": text, **params})
 
     def answer_callback(self, text: str | None = None, **params: Any) -> None:
         """Answer a pressed button, which stops its loading animation and may show a text.
 
-        Without it the runner of the bot stops the animation. Telegram takes one answer: after 3 seconds the runner has
-        given it, and the text is not shown.
+        Without it the runner of the bot stops the animation. Telegram takes one answer: the runner gives it after 3
+        seconds, or at once if the press has to wait for another update, and the text is then not shown.
 
         Raises ``UsageError`` if the update is not a callback query.
         """
@@ -376,8 +375,10 @@ class Context(Generic[Data]):
         shown = {} if text is None else {"text": text}
         self.call("answerCallbackQuery", **{"callback_query_id": callback_id, **shown, **params})
 
-    def edit(self, text: str, **params: Any) -> None:
+    def edit(self, text: str, *, toast: str | None = None, **params: Any) -> None:
         """Edit the message whose button was pressed. Its buttons are removed, unless ``reply_markup=`` is given.
+
+        ``toast``: also answer the press with this text, which is shown over the chat for some seconds.
 
         Raises ``UsageError`` if no button was pressed.
         """
@@ -393,6 +394,8 @@ class Context(Generic[Data]):
             )
         if not isinstance(text, str):
             raise _no_text("edit", text)
+        if toast is not None:
+            self.answer_callback(toast)
         if update.business_connection_id is not None:
             message["business_connection_id"] = update.business_connection_id
         self.call("editMessageText", **{**message, "text": text, **params})
@@ -411,6 +414,31 @@ class Context(Generic[Data]):
                 params[name] = as_plain(value)
         self._collected().append({"method": method, **params})
 
+    # Calls whose results the handler needs, which are made at once
+
+    @property
+    def bot(self) -> BotMethods:
+        """The client of the bot: ``message = await ctx.bot.send_message(chat_id=42, text="Hello")``.
+
+        Its calls are made at once, and again if the handler runs again. Raises ``UsageError`` if the bot has no client.
+        """
+        client = self._fsm.client
+        if client is None:
+            raise UsageError(
+                "ctx.bot: this bot has no client; run it with run_polling(), webhook() or stepwell run, or pass "
+                "Router(fsm, client=BotClient(token))"
+            )
+        return client
+
+    def typing(self, action: str = "typing", *, every: float = REPEAT) -> AbstractAsyncContextManager[None]:
+        """Show in the chat of the update that the bot is typing, until the block ends: ``async with ctx.typing():``.
+
+        ``action`` is one of ``sendChatAction``, such as ``"upload_photo"``.
+
+        Raises ``UsageError`` if the update has no chat, or the bot has no client.
+        """
+        return self.bot.typing(action=action, every=every, **keys.params_of(self._where("typing")))
+
     # For the modules of this package
 
     def no_key(self) -> NoKeyError:
@@ -420,6 +448,19 @@ class Context(Generic[Data]):
     def already_handled(self) -> DuplicateUpdate:
         """Return the error for a change if the update was handled before."""
         return DuplicateUpdate(self._record.address.text, "" if self.update_id is None else self.update_id)
+
+    def _where(self, method: str) -> keys.Where:
+        """Return the chat of the update, for a method that needs it."""
+        update = self.update
+        if update.raw is not None:
+            where = keys.answer_to(update)
+        else:
+            # A timer, or a conversation with key=.
+            where = extension_of(self._record).where or keys.answer_to_key(self._fsm.key, self.key)
+        if not where:
+            instead = "call('sendMessage', chat_id=...)" if method == "answer" else f"bot.{method}(chat_id)"
+            raise UsageError(f"this update has no chat to {method} in; use {instead}")
+        return where
 
     def _refuses(self) -> bool:
         """Return whether changes are ignored because the update has no key; raise if they are refused."""

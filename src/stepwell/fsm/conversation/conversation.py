@@ -53,12 +53,13 @@ class Conversation:
 
     With ``collects`` the context collects Bot API calls. With ``enters`` the block is entered for a duplicate, with
     ``ctx.duplicate`` set, instead of raising ``DuplicateUpdate``. A caller that handles an update again after some
-    errors passes ``repeats``, which returns whether it does so, and the number of the ``attempt``.
+    errors passes ``repeats``, which returns whether it does so, and the number of the ``attempt``. ``on_wait`` is
+    called when another holder has the record, so that the update waits.
     """
 
     __slots__ = (
         "_appends", "_attempt", "_collects", "_counted", "_ctx", "_enters", "_force", "_fsm", "_handled", "_key",
-        "_key_given", "_repeats", "_slot", "_started", "_token", "_update", "_update_id", "handler",
+        "_key_given", "_on_wait", "_repeats", "_slot", "_started", "_token", "_update", "_update_id", "handler",
         "remembers_answers",
     )  # fmt: skip
 
@@ -73,6 +74,7 @@ class Conversation:
         enters: bool = False,
         repeats: Callable[[BaseException], bool] | None = None,
         attempt: int = 1,
+        on_wait: Callable[[], None] | None = None,
     ) -> None:
         read = update if isinstance(update, Update) else Update(update)
         key_given = key is not NOT_GIVEN
@@ -88,6 +90,7 @@ class Conversation:
         self._enters = enters
         self._repeats = repeats
         self._attempt = attempt
+        self._on_wait = on_wait
         #: The update is counted as failed.
         self._counted = False
         self._slot: Slot | None = None
@@ -142,6 +145,7 @@ class Conversation:
                     self._appends = UpdateAppends(fsm.bot, token_of(update_id))
                 return self._ctx
             slot = Slot(fsm.storage, fsm.bot, key, wait=fsm.wait, lease=fsm.lease)
+            slot.on_wait = self._on_wait
             await slot.__aenter__()
         except BaseException as error:
             self._failed(error)

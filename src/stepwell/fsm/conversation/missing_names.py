@@ -11,7 +11,6 @@ __all__ = ["missing_name"]
 
 #: Names that other libraries use, and what to use instead.
 _INSTEAD = {
-    "bot": "use ctx.call(method, ...)",
     "chat": "use ctx.update.chat",
     "chat_data": "use ctx.data or ctx.profile",
     "clear": "use ctx.clear_flow()",
@@ -29,7 +28,7 @@ _INSTEAD = {
     "reset_data": "use ctx.set_data({})",
     "reset_state": "use ctx.clear_flow()",
     "send": "use ctx.answer(text)",
-    "send_message": "use ctx.answer(text)",
+    "send_message": "use ctx.answer(text), or ctx.bot.send_message(...) for its result",
     "user": "use ctx.update.user",
     "user_data": "use ctx.data or ctx.profile",
 }

@@ -338,7 +338,8 @@ class Form(Generic[T]):
         """Edit the message of a pressed button, or send a message."""
         text, buttons = shown
         show = ctx.edit if self._buttons.is_pressed(ctx) else ctx.answer
-        show(text[:TEXT_LIMIT], **({} if buttons is None else {"reply_markup": buttons}))
+        params: dict[str, Any] = {} if buttons is None else {"reply_markup": buttons}
+        show(text[:TEXT_LIMIT], **params)
 
     def _refuse(self, ctx: Context[Any], question: Question, string: str, problem: str = "") -> None:
         text = self._wording.refusal(ctx, question, string, _plain(problem))

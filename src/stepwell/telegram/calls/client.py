@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 from collections.abc import Coroutine
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from stepwell._backoff import backoff, jittered
 from stepwell._optional import require
 from stepwell._secrets import quoted
 from stepwell.errors import BotApiError, BotBlocked, BotUnavailable, InvalidOption, UsageError
+from stepwell.fsm.bot import BotMethods, like_method
 from stepwell.options import check, check_instance, check_number
 from stepwell.telegram.calls.connections import CancelScopes, Connections, NoAnswer, Response
-from stepwell.telegram.calls.files import Payload, pack, read_content
+from stepwell.telegram.calls.files import Payload, pack, read_content, save
 from stepwell.telegram.calls.reading import read_answer
 from stepwell.telegram.calls.token import check_token
 from stepwell.telegram.sending.limits import SendLimits, chat_of, messages_in
@@ -36,6 +39,10 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0
 CONNECTIONS, KEEP_ALIVE = 100, 30.0
 #: The status of a method that the server does not have. Not retryable.
 NOT_IMPLEMENTED = 501
+#: What a download is called in errors.
+DOWNLOAD = "download"
+#: How many answered presses are remembered.
+ANSWERED = 1000
 #: The statuses that refuse a call without JSON. The server would refuse it again: it does not know the method, or the
 #: request is too large, for which Telegram sends a page too.
 REFUSALS = (NOT_IMPLEMENTED, 413)
@@ -43,11 +50,12 @@ REFUSALS = (NOT_IMPLEMENTED, 413)
 _METHOD = re.compile(r"[A-Za-z]+")
 
 
-class BotClient:
+class BotClient(BotMethods):
     """Calls Telegram's Bot API for one bot::
 
         async with BotClient(token) as client:
-            message = await client.call("sendMessage", chat_id=42, text="Hello")
+            message = await client.send_message(chat_id=42, text="Hello")
+            member = await client.call("getChatMember", chat_id=-100, user_id=42)
 
     Calls of one chat leave in order, one at a time, within ``limits``. A call is retried when Telegram asks to wait
     (429), fails (5xx) or cannot be reached, for at most ``patience`` seconds. A page of a proxy is no answer, whatever
@@ -67,12 +75,15 @@ class BotClient:
         self._token = check_token(token)
         self._api = _check_api(api)
         self._path = f"{urlsplit(self._api).path}/bot{self._token}/"
+        self._file_path = f"{urlsplit(self._api).path}/file/bot{self._token}/"
         check_instance(limits, SendLimits, "BotClient(limits=...) takes SendLimits(...) or None, got {}", optional=True)
         self._limits = limits
         self._timeout = _check_seconds("timeout", timeout)
         self._patience = _check_seconds("patience", patience)
         self._link: _Link | None = None
         self._closed = False
+        #: The last presses that were answered, the oldest first.
+        self._answered: dict[Any, None] = {}
 
     def __repr__(self) -> str:
         return f"BotClient(bot {self.id}, api={self._api!r})"
@@ -118,7 +129,10 @@ class BotClient:
         chat = chat_of(method, params)
         call = _Call(method, payload, self._seconds(method, params), chat is not None)
         if chat is None:
-            return await self._try(link, call, None)
+            result = await self._try(link, call, None)
+            if method == "answerCallbackQuery":
+                self._note_answered(params.get("callback_query_id"))
+            return result
         turn = link.queue.enter(chat, messages_in(method, params))
         try:
             if not turn.started:
@@ -132,7 +146,70 @@ class BotClient:
         finally:
             turn.leave()
 
+    async def download(self, file_id: str, *, to: str | os.PathLike[str] | None = None) -> Any:
+        """Download a file that a user has sent, and return its content, or the path that it was saved to.
+
+        ``to``: a path, or a folder in which the file gets Telegram's name for it. It appears there when it is complete.
+
+        Raises ``BotApiError`` if Telegram refuses it, as for files of more than 20 MB, and ``BotUnavailable`` if it did
+        not arrive within the patience of the client.
+        """
+        file = await self.call("getFile", file_id=file_id)
+        found = file.get("file_path") if isinstance(file, dict) else None
+        if not isinstance(found, str):
+            raise BotApiError("getFile", None, "Telegram has no path for this file")
+        content = await self._content_of(found)
+        return content if to is None else await asyncio.to_thread(save, content, Path(to), Path(found).name)
+
+    def has_answered(self, query: str) -> bool:
+        """Return whether a press with this id was answered with this client, if that was not long ago."""
+        return query in self._answered
+
     # Internal
+
+    def _note_answered(self, query: Any) -> None:
+        if isinstance(query, str):
+            self._answered[query] = None
+            if len(self._answered) > ANSWERED:
+                del self._answered[next(iter(self._answered))]
+
+    async def _content_of(self, path: str) -> bytes:
+        """Return the content of a file. A Bot API server with ``--local`` gives the path of its own file."""
+        if path.startswith("/"):
+            return await asyncio.to_thread(Path(path).read_bytes)
+        link, loop = self._open(), asyncio.get_running_loop()
+        began, failures = loop.time(), 0
+        while True:
+            answer = await self._fetch(link, f"{self._file_path}{quote(path)}")
+            if answer.accepted:
+                content: bytes = answer.result
+                return content
+            if link.closed:
+                raise _closed(DOWNLOAD)
+            if answer.code is not None and answer.code < 500 and answer.code != 429:
+                raise BotApiError(DOWNLOAD, answer.code, answer.text)
+            failures += 1
+            pause = answer.retry_after or jittered(backoff(failures, FIRST_PAUSE, LONGEST_PAUSE))
+            if loop.time() + pause - began > self._patience:
+                raise BotUnavailable(DOWNLOAD, answer.code, answer.text, retry_after=answer.retry_after)
+            link.failed(DOWNLOAD, answer.text)
+            if await link.closed_within(pause):
+                raise _closed(DOWNLOAD)
+
+    async def _fetch(self, link: _Link, path: str) -> _Answer:
+        try:
+            status, _, body = await link.get(path, self._timeout)
+        except NoAnswer as error:
+            return _Answer(None, self._without_token(str(error)))
+        if status == 200:
+            return _Answer(status, "", result=body, accepted=True)
+        try:
+            parsed = read_answer(body)
+        except ValueError:
+            parsed = None
+        if isinstance(parsed, dict) and parsed.get("ok") is False:
+            return self._error_in(parsed, status)
+        return _Answer(status, f"HTTP status {status} from {link.server}")
 
     async def _try(self, link: _Link, call: _Call, turn: SendTurn | None) -> Any:
         """Send a call until it is accepted or refused, or patience ends."""
@@ -196,7 +273,9 @@ class BotClient:
 
     def _refused(self, call: _Call, answer: _Answer) -> BotApiError:
         kind = BotBlocked if answer.code == 403 and call.to_chat else BotApiError
-        return kind(call.method, answer.code, answer.text, migrate_to_chat_id=answer.migrate_to)
+        near = like_method(call.method) if answer.code == 404 else None
+        text = answer.text if near is None else f"{answer.text}; did you mean {quoted(near)}?"
+        return kind(call.method, answer.code, text, migrate_to_chat_id=answer.migrate_to)
 
     def _given_up(self, link: _Link, call: _Call, answer: _Answer, *, others_accepted: bool) -> BotApiError:
         if answer.code is not None and answer.code >= 500 and others_accepted and not answer.foreign:
@@ -306,6 +385,18 @@ class _Link:
         # Waiting for a free connection is not a failure of the server.
         timeout = _httpx.Timeout(call.timeout, pool=None).as_dict()
         request = _httpx.Request("POST", self.server + path, **body, extensions={"timeout": timeout})
+        return await self._exchange(request)
+
+    async def get(self, path: str, timeout: float) -> Response:
+        """Get a path. Raises ``NoAnswer``."""
+        if self.closed:
+            raise NoAnswer("closed")
+        times = _httpx.Timeout(timeout, pool=None).as_dict()
+        request = _httpx.Request("GET", self.server + path, extensions={"timeout": times})
+        async with self._calls.scope():
+            return await self._exchange(request)
+
+    async def _exchange(self, request: Any) -> Response:
         try:
             answer = await self._transport().handle_async_request(request)
             return Response(answer.status_code, answer.headers.get("Retry-After", ""), await answer.aread())

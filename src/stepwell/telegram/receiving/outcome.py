@@ -70,11 +70,18 @@ class Unfinished:
                 temporary = error, self._is_temporary(error, places)
             return temporary[1]
 
+        async def begin() -> None:
+            if self.press is not None:
+                self.press.begins()
+            if on_claim is not None:
+                await on_claim()
+
         collecting = forgotten_places.set(places)
         try:
             if self.calls is None:
                 self._attempts += 1
-                calls, conversation = await router._collect(self.update, on_claim, is_temporary, self._attempts)
+                on_wait = None if self.press is None else self.press.waits
+                calls, conversation = await router._collect(self.update, begin, is_temporary, self._attempts, on_wait)
                 self.calls, self._origin = deque(calls), conversation.origin if calls else None
             press = self.press
             if press is not None and not any(map(press.is_answered_by, self.calls)):
@@ -142,17 +149,18 @@ def chat_of(update: Update) -> Any:
 
 @contextlib.contextmanager
 def sender_for_timers(router: Router, sender: Sender) -> Iterator[None]:
-    """Send the answers of timers and jobs with this sender, unless the machine has its own."""
+    """Send the answers of timers and jobs with this sender, and give its client to handlers.
+
+    A machine that has its own keeps them.
+    """
     fsm = router.fsm
     assert fsm is not None
-    if fsm.send is not None:
-        yield
-        return
-    fsm.send = sender.send
+    send, client = fsm.send, fsm.client
+    fsm.send, fsm.client = send or sender.send, client or sender.client
     try:
         yield
     finally:
-        fsm.send = None
+        fsm.send, fsm.client = send, client
 
 
 def _key_of(router: Router, update: Update) -> Any:

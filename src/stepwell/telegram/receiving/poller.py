@@ -354,6 +354,8 @@ class Poller:
         if self._key_spans_chats and (key := self._key_of(seen)) is not None:
             finished = asyncio.get_running_loop().create_future()
         queued = _Queued(Unfinished(seen, self._client), key, self._last_of_key.get(key), finished, size)
+        if queued.unfinished.press is not None and (queue is not None or queued.earlier is not None):
+            queued.unfinished.press.waits()
         if finished is not None:
             self._last_of_key[key] = finished
         if queue is None or len(queue.updates) < self._share:

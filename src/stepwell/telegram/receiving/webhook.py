@@ -233,6 +233,8 @@ class Webhook:
         chat = delivery.chat
         try:
             if previous is not None:
+                if delivery.unfinished is not None and delivery.unfinished.press is not None:
+                    delivery.unfinished.press.waits()
                 await asyncio.wait((previous,))
                 if _has_failed(previous):
                     # Telegram sends both again. Handled now, it could overtake the previous one.
