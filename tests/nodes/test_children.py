@@ -433,9 +433,8 @@ async def test_a_child_that_is_submitted_after_the_cancel_of_its_parent_does_not
     await flow.cancel("r")
     assert await status_of(child, waiting) == "cancelled"
     # A runner of the parent whose lease has ended may still write.
-    options: dict[str, Any] = {"partition": None, "after": None, "priority": 0, "params": {}, "keep": 60}
-    parent = children.Parent("r", ())
-    late = await submitting.submit(child, {}, storage=storage, flow_id="late", parent=parent, **options)
+    how = submitting.Submission(keep=60, parent=children.Parent("r", ()))
+    late, _ = await submitting.submit(child, {}, how, storage=storage, flow_id="late")
     async with worker([child]):
         with pytest.raises(RunCancelled):
             await RunHandle(late, child).result(20)

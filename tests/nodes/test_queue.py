@@ -119,12 +119,15 @@ async def test_a_submitted_run_is_queued_until_a_worker_runs_it(storage: Storage
 
 async def test_an_id_is_submitted_once(storage: Storage) -> None:
     flow, seen = logged(storage)
-    handles = await asyncio.gather(*(flow.submit({"name": f"a{number}"}, flow_id="r") for number in range(5)))
+    handles = await asyncio.gather(
+        *(flow.submit({"name": f"a{number}"}, flow_id="r", on_exists="return") for number in range(5))
+    )
     async with worker([flow]):
         finals = await results(list(handles))
     assert len({str(final) for final in finals}) == 1
     assert len(seen.log) == 2
-    again = await flow.submit({"name": "later"}, flow_id="r")
+    assert sum(handle.created for handle in handles) == 1
+    again = await flow.submit({"name": "later"}, flow_id="r", on_exists="return")
     assert (await again.result(timeout=60))["name"] != "later"
     other, _ = logged(storage, name="other")
     with pytest.raises(RunExists, match="as a run of flow 'logged'"):

@@ -93,13 +93,13 @@ class CeleryRuns:
     ) -> RunHandle:
         """Store a run and send its task; return its handle.
 
-        ``options`` are those of :meth:`NodeFlow.submit`: ``partition``, ``after``, ``priority``, ``params``, ``keep``.
+        ``options`` are those of :meth:`NodeFlow.submit`, such as ``partition``, ``after``, ``priority`` and ``tags``.
         ``after`` is as exact as the sweeps, and ``priority`` orders only runs that wait for a sweep. If the broker is
         unavailable, the run is stored all the same, and a later sweep sends its task.
         """
         name = self._runs.check(flow)
         handle = await flow.submit(shared, flow_id=flow_id, storage=self._runs.storage, **options)
-        if options.get("after") is None:
+        if options.get("after") is None and options.get("debounce") is None:
             await self._send(QueuedRun(name, handle.id))
         return handle
 

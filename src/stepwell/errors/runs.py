@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -145,18 +146,47 @@ class RunExists(NodeFlowError, ValueError):
             await flow.run({}, flow_id="order-42")
     """
 
-    def __init__(self, flow_id: str, *, state_only: bool = False, flow: str | None = None) -> None:
+    def __init__(
+        self,
+        flow_id: str,
+        *,
+        state_only: bool = False,
+        flow: str | None = None,
+        status: str | None = None,
+        on_exists: str | None = None,
+        differs: Sequence[str] | None = None,
+    ) -> None:
         self.flow_id = flow_id
         #: There is a state, but no run.
         self.state_only = state_only
-        super().__init__(
-            f"{_only_a_state(flow_id)}, or give another flow_id"
-            if state_only
-            else f"run {quoted(flow_id)} exists already, as a run of flow {quoted(flow)}; give another flow_id"
-            if flow is not None
-            else f"run {quoted(flow_id)} exists already; continue it with flow.resume({quoted(flow_id)}) or "
-            "run(if_exists='resume'), or give another flow_id"
-        )
+        #: The names of the fields that differ from the data that the run was submitted with; ``None`` if they were
+        #: not compared, and empty if only their digest is known, because the run has started.
+        self.differs: tuple[str, ...] | None = None if differs is None else tuple(differs)
+        name = quoted(flow_id)
+        if state_only:
+            text = f"{_only_a_state(flow_id)}, or give another flow_id"
+        elif flow is not None:
+            text = f"run {name} exists already, as a run of flow {quoted(flow)}; give another flow_id"
+        elif differs is not None:
+            what = f" ({', '.join(map(quoted, differs))})" if differs else ""
+            text = (
+                f"run {name} exists already ({status}), and was submitted with other data{what}; give another flow_id, "
+                "or submit(on_exists='return') for that run, 'replace' to change one that has not started, or "
+                "'restart' for one that has ended"
+            )
+        elif on_exists == "replace":
+            text = (
+                f"run {name} has started (it is {status}), so its data was not replaced; give another flow_id, or "
+                "submit(on_exists='restart') after its end"
+            )
+        elif on_exists is not None:
+            text = f"run {name} exists already ({status}); give another flow_id, or submit(on_exists='return')"
+        else:
+            text = (
+                f"run {name} exists already; continue it with flow.resume({name}) or "
+                "run(if_exists='resume'), or give another flow_id"
+            )
+        super().__init__(text)
 
 
 class UnknownRun(NodeFlowError, LookupError):

@@ -188,14 +188,10 @@ class _Children:
         shared = self._node.shared_for(self._items[index])
         if not isinstance(shared, dict):
             raise UsageError(f"shared_for() of {quoted(self._path)} returned a {type(shared).__name__}; return a dict")
-        await submitting.submit(
-            flow,
-            shared,
-            storage=self._storage,
-            flow_id=self._child(index).id,
-            keep=submitting.kept_child(flow.keep),
-            parent=children.parent_of(self._journal),
+        how = submitting.Submission(
+            keep=submitting.kept_child(flow.keep), on_exists="return", parent=children.parent_of(self._journal)
         )
+        await submitting.submit(flow, shared, how, storage=self._storage, flow_id=self._child(index).id)
 
     def _record(self, ended: Iterable[int]) -> None:
         """Add the results and the children that run to the next commit, which is usually that of the park."""

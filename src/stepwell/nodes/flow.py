@@ -31,8 +31,10 @@ from stepwell.nodes.graph.building import UNNAMED, NodeGraph, OnUnknownAction
 from stepwell.nodes.graph.plan import Program, program_of
 from stepwell.nodes.handle import RunHandle
 from stepwell.nodes.queue import submitting
+from stepwell.nodes.queue.existing import OnExists
 from stepwell.nodes.run import monitor
 from stepwell.nodes.run.ids import check_flow_id, flow_of_wait
+from stepwell.nodes.run.tags import checked_tags, tag_texts
 from stepwell.nodes.run.waits import Answered
 from stepwell.nodes.stream import StreamEntry, follow
 from stepwell.nodes.walk.execution import Execution, check_concurrency
@@ -41,6 +43,7 @@ from stepwell.options import check_whole
 from stepwell.storage.urls import as_storage
 
 if TYPE_CHECKING:
+    from stepwell.nodes.queue.submitting import Merge
     from stepwell.nodes.run.table import Retention
     from stepwell.storage import Storage
 
@@ -242,6 +245,13 @@ class NodeFlow(NodeGraph):
         priority: int = 0,
         params: Mapping[str, Any] | None = None,
         keep: Retention | None = None,
+        tags: Mapping[str, str | int] | None = None,
+        timeout: float | None = None,
+        on_exists: OnExists | None = None,
+        debounce: float | None = None,
+        at_most: float | None = None,
+        merge: Merge | None = None,
+        connection: Any = None,
         storage: Storage | str | None = None,
     ) -> RunHandle:
         """Put a run into the queue of this flow with one write, and return its handle. A worker runs it::
@@ -249,7 +259,8 @@ class NodeFlow(NodeGraph):
             handle = await flow.submit({"order": 42}, flow_id="order-42", partition="customer-7")
             final = await handle.result(timeout=60)
 
-        If a run of this id exists, nothing is written, and the handle is that of the existing run.
+        If a run of this id exists that was submitted with the same data, nothing is written, and the handle is that of
+        the existing run, with ``created`` false. Raises ``RunExists`` if it was submitted with other data.
 
         :param partition: runs of one partition (a user, a tenant) run one after the other, across all workers, in
             the order of their submission. A run that waits or sleeps keeps its partition.
@@ -258,20 +269,36 @@ class NodeFlow(NodeGraph):
         :param params: values for the nodes' ``params``.
         :param keep: overrides the flow's ``keep``. If that is ``False``, the run is kept for a day after its end, so
             that :meth:`RunHandle.result` can read it.
+        :param tags: names and values by which :meth:`runs` and ``stepwell runs --tag`` find the run.
+        :param timeout: the seconds after which the run is cancelled if it has not ended, from now on.
+        :param on_exists: what to do if a run of this id exists: ``"return"`` it whatever its data is, ``"raise"``
+            ``RunExists``, ``"replace"`` the data of a run that has not started, or ``"restart"`` one that has ended.
+        :param debounce: start after so many seconds without another call for this id. Each call before the start has
+            the run work on its own data. A call after the start begins another run, whose id ends with ``~2``.
+        :param at_most: with ``debounce``, the most seconds from the first call to the start.
+        :param merge: with ``debounce``, a ``def`` that gets the data of the run and that of the call, and returns the
+            data to run with.
+        :param connection: with PostgreSQL, an asyncpg connection of the same database, in whose open transaction the
+            run is written: it exists if the transaction commits, together with your own rows.
         """
         async with storage_for(self, storage) as found:
-            submitted = await submitting.submit(
-                self,
-                checked_shared(shared),
-                storage=found,
-                flow_id=flow_id,
+            how = submitting.Submission(
                 partition=partition,
                 after=after,
                 priority=priority,
                 params=checked_params(params),
                 keep=self.keep if keep is None else checked_retention(keep),
+                tags=checked_tags(tags),
+                timeout=timeout,
+                on_exists=on_exists,
+                debounce=debounce,
+                at_most=at_most,
+                merge=merge,
             )
-        return RunHandle(submitted, self, storage)
+            submitted = await submitting.submit(
+                self, checked_shared(shared), how, storage=found, flow_id=flow_id, connection=connection
+            )
+        return RunHandle(submitted.flow_id, self, storage, created=submitted.created)
 
     def submit_sync(self, shared: dict[str, Any] | None = None, **options: Unpack[SubmitOptions]) -> RunHandle:
         """:meth:`submit` without an event loop, on the library's background loop."""
@@ -389,11 +416,19 @@ class NodeFlow(NodeGraph):
             return await monitor.status(found, flow_of_wait(flow_id) or flow_id)
 
     async def runs(
-        self, status: monitor.Status | None = None, *, storage: Storage | str | None = None
+        self,
+        status: monitor.Status | None = None,
+        *,
+        tags: Mapping[str, str | int] | None = None,
+        storage: Storage | str | None = None,
     ) -> AsyncIterator[monitor.Run]:
-        """Yield the runs of this flow that have not finished, or those of one status; use ``async for``."""
+        """Yield the runs of this flow that have not finished, or those of one status; use ``async for``.
+
+        ``tags``: only runs that were submitted with all of these tags. They are found by an index.
+        """
+        texts = tag_texts(checked_tags(tags))
         async with storage_for(self, storage) as found:
-            async for run in monitor.runs(found, self._title(), status, revision=self.revision):
+            async for run in monitor.runs(found, self._title(), status, revision=self.revision, tags=texts):
                 yield run
 
     async def stream(
@@ -473,6 +508,12 @@ class SubmitOptions(TypedDict, total=False):
     priority: int
     params: Mapping[str, Any] | None
     keep: Retention | None
+    tags: Mapping[str, str | int] | None
+    timeout: float | None
+    on_exists: OnExists | None
+    debounce: float | None
+    at_most: float | None
+    merge: Merge | None
     storage: Storage | str | None
 
 

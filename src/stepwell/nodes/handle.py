@@ -40,11 +40,20 @@ class RunHandle:
             final = await RunHandle(handle.id, flow).result(timeout=60)
     """
 
-    __slots__ = ("_flow", "_storage", "id")
+    __slots__ = ("_flow", "_storage", "created", "id")
 
-    def __init__(self, id: str, flow: BaseFlow, storage: Storage | str | None = None) -> None:  # noqa: A002
+    def __init__(
+        self,
+        id: str,  # noqa: A002
+        flow: BaseFlow,
+        storage: Storage | str | None = None,
+        *,
+        created: bool = False,
+    ) -> None:
         #: The id of the run.
         self.id: str = id
+        #: Whether the call of ``submit`` that returned this handle has started a new run.
+        self.created: bool = created
         self._flow = flow
         self._storage = storage
 

@@ -102,18 +102,18 @@ class Step:
         children.check_partition(flow, partition, parent)
         place = children.place_of(branch, self.node, self.visit, self.item)
         storage = journal.slot.storage
-        child = await submitting.submit(
-            flow,
-            shared or {},
-            storage=storage,
-            flow_id=children.id_of_child(place, id),
+        how = submitting.Submission(
             partition=partition,
             priority=priority,
             params=checked_params(params),
             keep=submitting.kept_child(flow.keep),
+            # The node may compute other data when it runs again.
+            on_exists="return",
             parent=parent,
         )
-        return RunHandle(child, flow, storage)
+        child = children.id_of_child(place, id)
+        submitted = await submitting.submit(flow, shared or {}, how, storage=storage, flow_id=child)
+        return RunHandle(child, flow, storage, created=submitted.created)
 
 
 def step() -> Step:

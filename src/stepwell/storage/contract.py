@@ -97,6 +97,16 @@ class Storage(Lifecycle):
     async def run(self, operations: Sequence[Operation]) -> list[Result]:
         """Apply these operations in one round trip and one commit; see the obligations above."""
 
+    async def run_within(
+        self, connection: Any, operations: Sequence[Operation], *, topic: str | None = None
+    ) -> list[Result]:
+        """Apply these operations in the transaction that is open on a connection of the caller.
+
+        They take effect with its commit, together with a notice about ``topic``. If one of them is refused, none is
+        applied, and the transaction goes on.
+        """
+        raise Unsupported(type(self).__name__, "write in a transaction of the caller")
+
     def lane_of(self, operation: Operation) -> Hashable:
         """Return the lane of an operation. A lane batches its operations in order; lanes run concurrently."""
         return None

@@ -40,7 +40,9 @@ def add(commands: Commands) -> None:
         help="only runs of this status, also finished or cancelled; may be repeated",
     )
     runs.add_argument("--older-than", type=duration, metavar="TIME", help="only runs last written before: 2h")
-    runs.add_argument("--tag", action="append", default=[], help="only runs with this tag; parent:ID for child runs")
+    runs.add_argument(
+        "--tag", action="append", default=[], help="only runs with this tag: customer=7, or parent:ID for child runs"
+    )
     runs.add_argument(
         "--field",
         action="append",
@@ -128,6 +130,7 @@ def _print_run(run: Run, shared: dict[str, Any]) -> None:
             "branches": ", ".join(run.branches.values()) or None,
             "path": " > ".join(run.path) or None,
             "revision": run.revision,
+            "tags": ", ".join(f"{name}={value}" for name, value in run.tags.items()) or None,
             "started": moment(run.started_at or None),
             "written": moment(run.updated_at),
             "expires": moment(run.expires_at),

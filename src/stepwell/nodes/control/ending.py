@@ -37,6 +37,8 @@ async def execute(run: Execution, journal: Journal, params: Mapping[str, Any]) -
     stop_listening = add_listener(slot.storage.wake_key, topic_of(journal.flow_id), journal.mailbox.look_soon)
     slot.on_version = journal.mailbox.check_version
     lag = deaths.measure_lag()
+    left = journal.left()
+    timer = None if left is None else asyncio.get_running_loop().call_later(left, journal.time_out)
     try:
         while True:
             try:
@@ -63,6 +65,8 @@ async def execute(run: Execution, journal: Journal, params: Mapping[str, Any]) -
         raise
     finally:
         lag.end()
+        if timer is not None:
+            timer.cancel()
         slot.on_version = None
         stop_listening()
         journal.mailbox.stop()

@@ -218,6 +218,10 @@ async def _continue(
         return await _take(journal, table, value, new_execution, by_worker=by_worker)
     async with _quarantine(slot), _mark_stuck(journal, new_execution):
         params = await load(journal)
+    if table["status"] in ("failed", "stuck"):
+        # Somebody has decided to go on, whatever time has passed.
+        journal.submitted.pop("timeout", None)
+    _check_timeout(journal)
     await _obey(journal, by_worker)
     if table["status"] == "running" and not table.get("interrupted") and not deaths.was_left_alive(journal.slot):
         await _count_recovery(flow, journal, table.get("recoveries", 0) + 1, new_execution)
@@ -300,11 +304,19 @@ async def _take(
     if "parent" in table and await children.is_cancelled(journal.slot.storage, table["parent"]):
         # It was submitted while its parent was cancelled.
         journal.mailbox.cancel = {"reason": f"its parent {quoted(table['parent'])} was cancelled"}
+    _check_timeout(journal)
     await _obey(journal, by_worker)
     if "partition" in table:
         await partitions.acquire(journal.slot, journal.flow_id, journal.flow, table)
     await journal.begin(params, journal.keep, queued=True)
     return await execute(new_execution(journal.program, journal.flow_id), journal, params)
+
+
+def _check_timeout(journal: Journal) -> None:
+    """Cancel a run whose timeout has passed."""
+    left = journal.left()
+    if left is not None and left <= 0:
+        journal.time_out()
 
 
 async def _obey(journal: Journal, by_worker: bool) -> None:

@@ -82,6 +82,9 @@ async def load(journal: Journal) -> dict[str, Any]:
     ):
         # Without mail and rechecks, the record's deadline is the earliest of them, on the storage's clock.
         latest = max(latest, min(timed.values()))
+    if "timeout" in table and min(timed.values(), default=latest) > table["timeout"][1]:
+        # The deadline may be that of the whole run.
+        latest = slot.now
     journal.overdue = {path for path, until in timed.items() if until <= latest}
     params: dict[str, Any] = journal.parts.loaded.get("", {}).get(PARAMS, {})
     return params

@@ -31,7 +31,7 @@ from stepwell.errors import (
 from stepwell.nodes.run import lease
 from stepwell.nodes.run.notices import wake_workers
 from stepwell.nodes.run.reading import read_run
-from stepwell.nodes.run.table import flow_index
+from stepwell.nodes.run.table import flow_index, timeout_timer
 from stepwell.options import check
 from stepwell.record import PARTITIONS, RUNS, Address, Change, Queue, Stored
 from stepwell.slot import Slot
@@ -86,7 +86,7 @@ async def acquire(slot: Slot, flow_id: str, flow: str, table: dict[str, Any]) ->
     queued, waiting = table["status"] == "queued", queue_of(flow, partition)
     if queued and slot.queue is None:
         # Its delay has ended, so it enters the queue.
-        await slot.commit(keep=True, queue=waiting, deadline=None, force=True)
+        await slot.commit(keep=True, queue=waiting, timers=timeout_timer(table), force=True)
     lock = storage.address(PARTITIONS, (flow, partition))
     while True:
         stored: Stored | None = await storage.perform(Get(lock))
@@ -109,7 +109,7 @@ async def acquire(slot: Slot, flow_id: str, flow: str, table: dict[str, Any]) ->
                     continue
                 return
         if queued:
-            await slot.commit(queue=waiting, deadline=None, force=True)
+            await slot.commit(queue=waiting, timers=timeout_timer(table), force=True)
         await promote(storage, flow, partition)
         raise RunBusy(flow_id, 0.0, partition=partition)
 

@@ -2,122 +2,295 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
-from stepwell.codec.large import seal_data
-from stepwell.errors import EncodeError, RecordExists, RunExists, UnknownRun, Unstorable
+from stepwell.codec.large import open_data, seal_data
+from stepwell.errors import EncodeError, InvalidOption, RecordExists, Unstorable, UsageError, VersionChanged
 from stepwell.nodes.graph.plan import program_of
 from stepwell.nodes.queue import partitions
 from stepwell.nodes.queue.children import Parent, tag_of
+from stepwell.nodes.queue.existing import OnExists, act_on, digest_of, read_existing
+from stepwell.nodes.run import lease
 from stepwell.nodes.run.ids import check_flow_id, new_flow_id
-from stepwell.nodes.run.notices import wake_workers
-from stepwell.nodes.run.reading import read_known_run
-from stepwell.nodes.run.table import PARAMS, Retention, flow_index, run_head
-from stepwell.options import check_number, check_whole
-from stepwell.record import DAY, KEEP, NOTHING, RUNS, Change, Place, Queue
+from stepwell.nodes.run.notices import partitions_topic, wake_workers, workers_topic
+from stepwell.nodes.run.reading import ReadRun
+from stepwell.nodes.run.table import MAIL, PARAMS, Retention, flow_index, run_head, timeout_timer
+from stepwell.nodes.run.tags import checked_tags, tag_texts
+from stepwell.options import check_choice, check_function, check_not_async, check_number, check_whole
+from stepwell.record import DAY, KEEP, NOTHING, RUNS, Change, Keep, Place, Queue
 from stepwell.slot import Slot
-from stepwell.storage.operations import Apply, Guard
+from stepwell.storage.operations import Apply, Guard, Operation
 
 if TYPE_CHECKING:
     from stepwell.nodes.graph.base import BaseFlow
     from stepwell.storage import Storage
 
-__all__ = ["kept_child", "submit"]
+__all__ = ["Submission", "Submitted", "kept_child", "submit"]
 
 #: Seconds for which a submitted run is kept after its end if its flow keeps none, for ``RunHandle.result()``.
 KEPT = DAY
+#: Returns the data of a run from the data that it was submitted with before, and that it is submitted with now.
+Merge = Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]
+
+
+class Submitted(NamedTuple):
+    """A run that was submitted, now or before."""
+
+    flow_id: str
+    #: Whether this call has started a new run.
+    created: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """How a run is submitted; the options of :meth:`NodeFlow.submit`."""
+
+    keep: Retention
+    partition: str | int | None = None
+    after: float | None = None
+    priority: int = 0
+    params: Mapping[str, Any] = field(default_factory=dict)
+    tags: Mapping[str, str | int] = field(default_factory=dict)
+    timeout: float | None = None
+    #: ``None``: return the run if it was submitted with the same data, else raise ``RunExists``.
+    on_exists: OnExists | None = None
+    debounce: float | None = None
+    at_most: float | None = None
+    merge: Merge | None = None
+    #: The run is a child of this one.
+    parent: Parent | None = None
+
+    def check(self) -> None:
+        """Raise ``InvalidOption`` unless the options are valid together."""
+        check_number(self.after, "after={}: give a number of seconds, or None", least=0, optional=True, finite=True)
+        check_whole(
+            self.priority,
+            "priority={}: give an int of at most 32 bits; higher ones are taken first",
+            least=-(1 << 31),
+            most=(1 << 31) - 1,
+        )
+        checked_tags(self.tags)
+        for name in ("timeout", "debounce", "at_most"):
+            message = f"{name}={{}}: give a number of seconds above 0, or None"
+            check_number(getattr(self, name), message, above=0, optional=True, finite=True)
+        choices = get_args(OnExists)
+        if self.on_exists is not None:
+            check_choice(self.on_exists, choices, f"on_exists={{}}: choose one of {', '.join(map(repr, choices))}")
+        check_function(self.merge, "merge={}: give a function of the earlier and the new data, or None", optional=True)
+        if self.merge is not None:
+            check_not_async(self.merge, "merge={} is an async def, which is not supported; give a def")
+        if self.debounce is None:
+            given = next((name for name in ("at_most", "merge") if getattr(self, name) is not None), None)
+            if given is not None:
+                raise InvalidOption(f"{given}= belongs to debounce=, the seconds by which each call delays the run")
+        elif self.after is not None or self.on_exists is not None:
+            given = "after" if self.after is not None else "on_exists"
+            raise InvalidOption(f"{given}= and debounce= exclude each other: debounce= says when the run starts")
+        elif self.at_most is not None and self.at_most < self.debounce:
+            raise InvalidOption(f"at_most={self.at_most:g} is less than debounce={self.debounce:g}")
+        delay = self.after if self.debounce is None else self.at_most or self.debounce
+        if self.timeout is not None and delay is not None and self.timeout <= delay:
+            raise InvalidOption(f"timeout={self.timeout:g} ends before the run may start, after {delay:g} s")
 
 
 async def submit(
     flow: BaseFlow,
     shared: Mapping[Any, Any],
+    how: Submission,
     *,
     storage: Storage,
     flow_id: str | None,
-    keep: Retention,
-    partition: str | int | None = None,
-    after: float | None = None,
-    priority: int = 0,
-    params: Mapping[str, Any] = NOTHING,
-    parent: Parent | None = None,
-) -> str:
-    """Write a queued run, unless there is a run of this id already, and return its id. ``parent``: it is a child."""
+    connection: Any = None,
+) -> Submitted:
+    """Write a queued run, or do what the options say if there is a run of this id.
+
+    ``connection``: a connection of the database of the storage, in whose transaction to write.
+    """
     # An invalid graph is found here, not by a worker.
     program_of(flow, without_loop=False, durable=True)
-    title, revision = flow._title(), flow.revision
-    flow_id = new_flow_id(title) if flow_id is None else flow_id
-    check_flow_id(flow_id)
-    _check(after, priority)
-    index = flow_index(title, revision)
-    slot = Slot(storage, RUNS, flow_id)
-    table: dict[str, Any] = {"status": "queued", "graph": "", "visits": [], "started": 0.0, "keep": keep or KEPT}
-    if priority:
-        table["priority"] = priority
-    if parent is not None:
-        table["parent"] = parent.flow_id
-        if parent.above:
-            table["above"] = [list(each) for each in parent.above]
-    queue: Queue | None = Queue(index, priority)
-    if partition is not None:
-        table["partition"] = partitions.encode(partition)
-        queue = partitions.queue_of(title, table["partition"])
-    if params:
-        table["params"] = True
-    if after is not None:
-        queue = None
-    seal = storage.seal(slot.address)
-    try:
-        fields = await seal_data(seal, shared)
-        parts = {PARAMS: slot.seal_part(PARAMS, dict(params)).text} if params else NOTHING
-    except EncodeError as error:
-        raise Unstorable("", error.path, error.type_name, error.why) from error
-    change = Change(
-        write=storage.ids(),
-        fresh=True,
-        head=seal.head(run_head(Place(title, None, revision if revision > 1 else None), table, storage.limits)),
-        set=fields,
-        tags=KEEP if parent is None else (tag_of(parent.flow_id),),
-        deadline=after,
-        expiry=storage.expiry_of(slot.address),
-        parts=parts,
-        limit=seal.limit,
-        queue=queue,
-    )
-    try:
-        await storage.perform(Apply(slot.address, change, Guard(absent=True)))
-    except RecordExists:
-        await _check_same(storage, slot, flow_id, title)
-        return flow_id
-    if after is None and partition is not None:
-        await partitions.promote(storage, title, table["partition"])
-    elif after is None:
-        wake_workers(storage, index)
-    return flow_id
+    given = new_flow_id(flow._title()) if flow_id is None else flow_id
+    check_flow_id(given)
+    how.check()
+    # A call to the storage of its own.
+    clock = how.timeout is not None or how.at_most is not None
+    now = await lease.clock(storage, given) if clock else 0.0
+    if connection is not None and (how.debounce is not None or how.on_exists in ("replace", "restart")):
+        option = "debounce=" if how.debounce is not None else f"on_exists={how.on_exists!r}"
+        raise InvalidOption(
+            f"connection= and {option} exclude each other: a run that exists would be locked until the end of your "
+            "transaction"
+        )
+    number = 1
+    while True:
+        name = given if number == 1 else f"{given}~{number}"
+        created = await _Row(flow, name, how, storage, now=now, connection=connection).put(shared)
+        if created is not None:
+            return Submitted(name, created)
+        # The debounced run of this id has started, so another one takes the data.
+        number += 1
+
+
+class _Row:
+    """The record of a run to submit. ``now``: the time of the storage's clock if the options need it."""
+
+    def __init__(
+        self, flow: BaseFlow, flow_id: str, how: Submission, storage: Storage, *, now: float, connection: Any
+    ) -> None:
+        self._flow, self._how, self._storage, self._now, self._connection = flow, how, storage, now, connection
+        self._slot = Slot(storage, RUNS, flow_id)
+        self._seal = storage.seal(self._slot.address)
+        self._title, self._index = flow._title(), flow_index(flow._title(), flow.revision)
+
+    async def put(self, shared: Mapping[Any, Any]) -> bool | None:
+        """Write the run, and return whether it is a new one; ``None`` if it must have another id."""
+        storage, address = self._storage, self._slot.address
+        while True:
+            change, digest = await self._change(shared)
+            try:
+                await self._perform(Apply(address, change, Guard(absent=True)))
+            except RecordExists:
+                run = await read_existing(storage, address, self._title, self._perform)
+            else:
+                if self._connection is None:
+                    await self._start(change)
+                return True
+            if run is None:
+                continue
+            act = await act_on(storage, run, self._how, shared, digest=digest)
+            if act in ("return", "next"):
+                return False if act == "return" else None
+            before = run if act == "replace" else None
+            data = shared if before is None else await self._merged(before, shared)
+            change, _ = await self._change(data, before, anew=True)
+            try:
+                await storage.perform(Apply(address, change, Guard(version=run.stored.version)))
+            except VersionChanged:
+                # It has started, or another call has changed it.
+                continue
+            await self._start(change)
+            return before is None
+
+    async def _perform(self, operation: Operation) -> Any:
+        """Perform an operation; with a connection in its transaction, whose commit then wakes a worker."""
+        if self._connection is None:
+            return await self._storage.perform(operation)
+        topic = None
+        if type(operation) is Apply and operation.change.queue is not None:
+            topic = workers_topic(self._index) if self._how.partition is None else partitions_topic(self._title)
+        (result,) = await self._storage.run_within(self._connection, [operation], topic=topic)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    async def _merged(self, run: ReadRun, shared: Mapping[Any, Any]) -> Mapping[Any, Any]:
+        """Return the data of a run that has not started, together with the new data."""
+        if self._how.merge is None:
+            return shared
+        merged = self._how.merge(await open_data(self._seal, run.stored.fields), dict(shared))
+        if not isinstance(merged, dict):
+            raise UsageError(f"merge= returned a {type(merged).__name__}; return a dict")
+        return merged
+
+    def _place(self, before: ReadRun | None) -> tuple[float | None, Queue | Keep | None]:
+        """Return the seconds after which the run may start, and its queue. ``before``: the run that it replaces."""
+        how = self._how
+        queued = None if before is None else before.stored.queue
+        if how.debounce is not None and queued is not None:
+            # Its delay has ended, and it waits for its partition.
+            return None, KEEP
+        delay = how.after if how.debounce is None else how.debounce
+        if how.debounce is not None and how.at_most is not None and before is not None:
+            latest = before.table.get("debounced", self._now) + how.at_most
+            delay = max(min(how.debounce, latest - self._now), 0.0)
+        if delay is not None:
+            return delay, None
+        queue = Queue(self._index, how.priority)
+        if how.partition is not None:
+            queue = partitions.queue_of(self._title, partitions.encode(how.partition))
+        return None, KEEP if queued == queue else queue
+
+    def _table(self, digest: str, before: ReadRun | None) -> dict[str, Any]:
+        how = self._how
+        table: dict[str, Any] = {
+            "status": "queued",
+            "graph": "",
+            "visits": [],
+            "started": 0.0,
+            "keep": how.keep or KEPT,
+            "input": digest,
+        }
+        if how.priority:
+            table["priority"] = how.priority
+        if how.parent is not None:
+            table["parent"] = how.parent.flow_id
+            if how.parent.above:
+                table["above"] = [list(each) for each in how.parent.above]
+        if how.partition is not None:
+            table["partition"] = partitions.encode(how.partition)
+        if how.params:
+            table["params"] = True
+        if how.timeout is not None:
+            table["timeout"] = [how.timeout, self._now + how.timeout]
+        if how.at_most is not None:
+            table["debounced"] = self._now if before is None else before.table.get("debounced", self._now)
+        return table
+
+    async def _change(
+        self, shared: Mapping[Any, Any], before: ReadRun | None = None, *, anew: bool = False
+    ) -> tuple[Change, str]:
+        """Return the write, and the digest of the data.
+
+        ``anew``: it replaces a record. ``before``: a run that has not started, whose mail and place in the queue the
+        run keeps.
+        """
+        how = self._how
+        parts: dict[str, str] = {}
+        try:
+            fields = await seal_data(self._seal, shared)
+            if how.params:
+                parts[PARAMS] = self._slot.seal_part(PARAMS, dict(how.params)).text
+        except EncodeError as error:
+            raise Unstorable("", error.path, error.type_name, error.why) from error
+        digest = digest_of(fields, parts.get(PARAMS, ""))
+        table = self._table(digest, before)
+        for name, text in ({} if before is None else before.stored.parts or {}).items():
+            if name.startswith(MAIL):
+                parts[name], table["mail"] = text, True
+        delay, queue = self._place(before)
+        timers = timeout_timer(table)
+        times = [*([] if delay is None else [delay]), *(until - self._now for until in timers.values())]
+        revision = self._flow.revision
+        place = Place(self._title, None, revision if revision > 1 else None)
+        tags = tuple(tag_texts(how.tags)) + (() if how.parent is None else (tag_of(how.parent.flow_id),))
+        expiry = self._storage.expiry_of(self._slot.address)
+        change = Change(
+            write=self._storage.ids(),
+            replace=anew,
+            fresh=not anew,
+            head=self._seal.head(run_head(place, table, self._storage.limits, timers)),
+            set=fields,
+            tags=tags if tags or anew else KEEP,
+            deadline=min(times) if times else None,
+            # A run that has ended has an expiry.
+            expiry=None if anew and expiry is KEEP else expiry,
+            parts=parts or NOTHING,
+            limit=self._seal.limit,
+            queue=queue,
+        )
+        return change, digest
+
+    async def _start(self, change: Change) -> None:
+        """Wake a worker for a run that was written, unless it starts later."""
+        if change.queue is None:
+            return
+        if self._how.partition is not None:
+            await partitions.promote(self._storage, self._title, partitions.encode(self._how.partition))
+        else:
+            wake_workers(self._storage, self._index)
 
 
 def kept_child(keep: Retention) -> Retention:
     """Return how long a child of a flow with this ``keep`` is kept; its parent must have time to read its result."""
     return True if keep is True else max(keep, KEPT)
-
-
-def _check(after: object, priority: object) -> None:
-    check_number(after, "after={}: give a number of seconds, or None", least=0, optional=True, finite=True)
-    check_whole(
-        priority,
-        "priority={}: give an int of at most 32 bits; higher ones are taken first",
-        least=-(1 << 31),
-        most=(1 << 31) - 1,
-    )
-
-
-async def _check_same(storage: Storage, slot: Slot, flow_id: str, title: str) -> None:
-    """Raise ``RunExists`` unless the record of this id is a run of this flow."""
-    try:
-        run = await read_known_run(storage, slot.address)
-    except UnknownRun as unknown:
-        if unknown.state_only:
-            raise RunExists(flow_id, state_only=True) from unknown
-        return
-    if run.place.flow != title:
-        raise RunExists(flow_id, flow=run.place.flow)

@@ -42,6 +42,7 @@ from stepwell.nodes.run.table import (
     run_table,
     set_table,
     submitted_of,
+    timeout_timer,
 )
 from stepwell.nodes.run.waits import asked_again, has_answer, is_child_wait, questions, unanswered, waits_for
 from stepwell.record import KEEP, Keep, Place, Version
@@ -305,6 +306,7 @@ class Journal:
             times = [wait["until"] for wait in waits.values() if wait["until"] is not None]
             times += [until for _, until in self.rechecks.values()]
             timers: Mapping[str, float] = {"continue": min(times)} if times else {}
+            timers = {**timers, **timeout_timer(self.submitted)}
             if self.mailbox.pausing:
                 self.status, timers = "paused", {}
                 self.mailbox.drop_pauses()
@@ -382,6 +384,14 @@ class Journal:
         # Callers of run() have this dict.
         self.shared.clear()
         self.shared.update(began_with)
+
+    def left(self) -> float | None:
+        """Return the seconds until the timeout of the run; ``None`` if it has none."""
+        return self.submitted["timeout"][1] - self.now() if "timeout" in self.submitted else None
+
+    def time_out(self) -> None:
+        """Cancel the run, because its timeout has passed."""
+        self.mailbox.end(f"its timeout of {self.submitted['timeout'][0]:g} s has passed")
 
     def recheck(self, path: str) -> None:
         """Run the items of a batch that wait again later, after a pause that grows with the time they have waited."""

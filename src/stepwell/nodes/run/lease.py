@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from stepwell.nodes.run.table import Retention, end_timers, run_table, set_table
+from stepwell.nodes.run.table import Retention, end_timers, run_table, set_table, timeout_timer
 from stepwell.options import check_text
 from stepwell.record import DAY, RUNS, Address, Queue, Stored
 from stepwell.slot import Slot
@@ -64,12 +64,15 @@ async def pause(slot: Slot, mail: Iterable[str]) -> None:
 async def retry(slot: Slot, queue: Queue) -> None:
     """Commit that a run waits in a queue to continue at its position, and release it."""
     table = run_table(slot)
+    if table["status"] in ("failed", "stuck"):
+        # Somebody has decided to go on, whatever time has passed.
+        table.pop("timeout", None)
     table.setdefault("before", table["status"])
     table["status"] = "queued"
     if table["before"] == "queued":
         del table["before"]
     set_table(slot, table)
-    await slot.commit(timers={}, queue=queue)
+    await slot.commit(timers=timeout_timer(table), queue=queue)
 
 
 async def interrupt(slot: Slot) -> None:

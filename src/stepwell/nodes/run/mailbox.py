@@ -62,6 +62,12 @@ class Mailbox:
         self._used.add(name)
         return self.mail.pop(name)
 
+    def end(self, reason: str) -> None:
+        """Cancel the run as mail would do, and cancel the nodes that run."""
+        self.cancel = self.cancel or {"reason": reason}
+        if self.on_cancel is not None:
+            self.on_cancel()
+
     def drop_pauses(self) -> list[str]:
         """Drop the mail that pauses the run with the next commit, and return its names."""
         names = self.of_kind("pause")

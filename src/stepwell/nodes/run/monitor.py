@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, get_args
 
 from stepwell._secrets import quoted
 from stepwell.errors import CorruptRecord, InvalidOption, RunReplaced, UnknownRun
 from stepwell.nodes.run.reading import read_run
 from stepwell.nodes.run.table import FINAL, GRAPH, Status, flow_index, table_of
+from stepwell.nodes.run.tags import tags_in
 from stepwell.record import RUNS, Address, OpenedHead, Stored
 from stepwell.storage import ANY, Entry, Storage
 from stepwell.storage.operations import Get
@@ -121,6 +122,8 @@ class Run:
     interrupted: bool = False
     #: How often its runner has died since its last completed node.
     recoveries: int = 0
+    #: The tags that it was submitted with; their values are texts.
+    tags: Mapping[str, str] = field(default_factory=dict)
 
 
 async def status(storage: Storage, flow_id: str) -> Run:
@@ -152,13 +155,21 @@ async def mark_of(storage: Storage, flow_id: str) -> str | None:
     return None if run is None else str(run.table.get("run", ""))
 
 
-async def runs(storage: Storage, flow: str, status: Status | None, *, revision: int = 1) -> AsyncIterator[Run]:
-    """Yield the runs of a flow that have not ended, or those of one status, of all revisions up to this one."""
+async def runs(
+    storage: Storage, flow: str, status: Status | None, *, revision: int = 1, tags: Sequence[str] = ()
+) -> AsyncIterator[Run]:
+    """Yield the runs of a flow that have not ended, or those of one status, of all revisions up to this one.
+
+    ``tags``: only runs with all of these.
+    """
     if status is not None and status not in get_args(Status):
         raise InvalidOption(f"status={quoted(status)}: choose one of {', '.join(map(quoted, get_args(Status)))}")
     seen: set[Address] = set()
     for number in range(1, revision + 1):
-        async for entry in storage.scan(RUNS, flow=flow_index(flow, number), state=ANY if status is None else status):
+        state, tag = ANY if status is None else status, tags[0] if tags else None
+        async for entry in storage.scan(RUNS, flow=flow_index(flow, number), state=state, tag=tag):
+            if not set(tags).issubset(entry.tags):
+                continue
             run = None if entry.address in seen else _run(entry.key, entry.head, entry.address, entry)
             if run is not None and (run.status == status if status is not None else run.status not in FINAL):
                 if number < revision:
@@ -209,6 +220,7 @@ def _run(flow_id: str, head: OpenedHead, address: Address, stored: Stored | Entr
         expires_at=stored.expires_at,
         interrupted=table.get("interrupted", False),
         recoveries=table.get("recoveries", 0),
+        tags=tags_in(stored.tags),
     )
 
 

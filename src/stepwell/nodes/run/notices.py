@@ -13,12 +13,17 @@ from stepwell.storage.wakeups.local import LONGEST_TOPIC, add_listener, has_list
 if TYPE_CHECKING:
     from stepwell.storage import Storage
 
-__all__ = ["ends_of", "run_topic", "wake_waiters", "wake_workers", "workers_topic"]
+__all__ = ["ends_of", "partitions_topic", "run_topic", "wake_waiters", "wake_workers", "workers_topic"]
 
 
 def workers_topic(index: str) -> str:
     """Return the topic that wakes the workers of one revision of a flow."""
     return _topic("runs", index)
+
+
+def partitions_topic(flow: str) -> str:
+    """Return the topic after which workers look for a partition of a flow whose next run was not started."""
+    return _topic("partitions", flow)
 
 
 def run_topic(flow_id: str) -> str:

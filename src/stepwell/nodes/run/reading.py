@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +11,12 @@ from stepwell.errors import UnknownRun
 from stepwell.nodes.run.table import table_of
 from stepwell.record import RUNS, Address, Place, Stored
 from stepwell.storage import Storage
-from stepwell.storage.operations import Get
+from stepwell.storage.operations import Get, Operation
 
-__all__ = ["ReadRun", "read_known_run", "read_run"]
+__all__ = ["Perform", "ReadRun", "read_known_run", "read_run"]
+
+#: Performs an operation, and returns its result or raises its error.
+Perform = Callable[[Operation], Awaitable[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +37,15 @@ async def read_run(storage: Storage, run: str | Address) -> ReadRun | None:
         return None
 
 
-async def read_known_run(storage: Storage, run: str | Address) -> ReadRun:
-    """Return a run; raise ``UnknownRun`` if there is none, or if its record has only a state."""
+async def read_known_run(
+    storage: Storage, run: str | Address, *, parts: bool = False, perform: Perform | None = None
+) -> ReadRun:
+    """Return a run; raise ``UnknownRun`` if there is none, or if its record has only a state.
+
+    ``perform`` reads it; by default that of the storage.
+    """
     address = storage.address(RUNS, run) if isinstance(run, str) else run
-    stored: Stored | None = await storage.perform(Get(address))
+    stored: Stored | None = await (perform or storage.perform)(Get(address, parts=parts))
     if stored is None:
         raise UnknownRun(decode_key(address.key))
     head = await storage.read_head(address, stored)

@@ -37,6 +37,7 @@ __all__ = [
     "set_table",
     "submitted_of",
     "table_of",
+    "timeout_timer",
     "unpacked",
 ]
 
@@ -51,6 +52,8 @@ _DEPTH: Final = 1000
 _ANY_VALUES: Final = frozenset({"open", "lines", "rechecks"})
 #: Seconds after which a worker reports the end of a child run to its parent, if its own runner was killed before.
 REPORT: Final = 5.0
+#: The entries of a table that say how a run was submitted.
+_SUBMITTED: Final = ("partition", "priority", "parent", "above", "input", "timeout")
 #: ``False``: remove a finished run. ``True``: keep it. A number: keep it for that many seconds.
 Retention = bool | float
 
@@ -116,8 +119,13 @@ def run_head(place: Place, table: dict[str, Any], limits: Limits, timers: Mappin
 
 
 def submitted_of(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the partition, the priority and the parent of a submitted run, as they are stored."""
-    return {name: table[name] for name in ("partition", "priority", "parent", "above") if name in table}
+    """Return how a run was submitted, as it is stored."""
+    return {name: table[name] for name in _SUBMITTED if name in table}
+
+
+def timeout_timer(table: Mapping[str, Any]) -> Mapping[str, float]:
+    """Return the timer of a run with a timeout, while it has no runner."""
+    return {"timeout": table["timeout"][1]} if "timeout" in table else NOTHING
 
 
 def end_timers(table: Mapping[str, Any], now: float) -> Mapping[str, float]:
@@ -162,6 +170,12 @@ class _Table(TypedDict):
     #: The id of its parent, and the flow and the partition of each run above it that has one.
     parent: NotRequired[str]
     above: NotRequired[list[list[str]]]
+    #: A digest of the data that it was submitted with.
+    input: NotRequired[str]
+    #: The seconds after which the run is cancelled, and when that is.
+    timeout: NotRequired[tuple[float, float]]
+    #: When a debounced run was submitted first.
+    debounced: NotRequired[float]
     #: The ids of the last waits that have timed out.
     late: NotRequired[list[str]]
     #: A queued run has params.

@@ -18,7 +18,7 @@ from stepwell.codec import decode_key
 from stepwell.codec.values import conform
 from stepwell.dispatch import TaskLimit, TimerSource
 from stepwell.errors import CorruptRecord, InvalidOption
-from stepwell.nodes.queue.submitting import KEPT, submit
+from stepwell.nodes.queue.submitting import KEPT, Submission, submit
 from stepwell.nodes.workers.ticks import GRACE, Missed, Timing, tick_id
 from stepwell.record import SCHEDULES, Place
 from stepwell.slot import Slot
@@ -212,14 +212,13 @@ class ScheduleTimers(TimerSource):
         timing = _timing(data)
         ticks = _due(timing, data["missed"], data["next"], now)
         for tick in ticks:
-            await submit(
-                flow,
-                data["shared"],
-                storage=self.storage,
-                flow_id=tick_id(name, tick),
+            how = Submission(
                 params={"tick": datetime.fromtimestamp(tick, UTC)},
                 keep=flow.keep if flow.keep is True else max(float(flow.keep), KEPT),
+                # A crash repeats the tick, perhaps after a change of the schedule.
+                on_exists="return",
             )
+            await submit(flow, data["shared"], how, storage=self.storage, flow_id=tick_id(name, tick))
         more = len(ticks) == MOST_RUNS
         last = {"last": ticks[-1]} if ticks else {}
         slot.data = {**data, **last, "next": timing.after(ticks[-1] if more else now)}

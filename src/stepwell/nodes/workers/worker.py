@@ -34,6 +34,7 @@ from stepwell.nodes.graph.base import BaseFlow
 from stepwell.nodes.queue import partitions
 from stepwell.nodes.queue.limits import Limit
 from stepwell.nodes.run.errors import summary_of
+from stepwell.nodes.run.notices import partitions_topic
 from stepwell.nodes.walk.execution import check_concurrency
 from stepwell.nodes.workers.run_sources import RunSource, sources_of
 from stepwell.nodes.workers.schedule import Schedule
@@ -127,7 +128,9 @@ class RunWorker:
             ScheduleTimers(self._storage, self._flows),
         ]
         self._repairing: asyncio.Task[None] | None = None
+        self._repair_now = asyncio.Event()
         self._repairs = partitions.Repairs(self._storage, self._flows)
+        self._unlisten: list[Callable[[], None]] = []
         self._ended = self._failed = 0
         self._announces = presence
         self._presence = Presence(self._storage, "worker", list(self._flows), self._counts)
@@ -159,6 +162,8 @@ class RunWorker:
             self._presence.start()
         for source in self._sources:
             dispatcher_of(self._storage).start(source)
+        for name in self._flows:
+            self._unlisten.append(self._storage.listen(partitions_topic(name), self._repair_now.set))
         repairing = poll(self._repairs.check, self._rest, "partitions")
         self._repairing = asyncio.get_running_loop().create_task(repairing, name="stepwell-partitions")
         return self
@@ -170,6 +175,8 @@ class RunWorker:
             if self._closes:
                 stack.push_async_callback(self._storage.close)
             stack.push_async_callback(dispatcher_of(self._storage).stop, *self._sources)
+            while self._unlisten:
+                self._unlisten.pop()()
             if self._repairing is not None:
                 self._repairing.cancel()
                 stack.push_async_callback(asyncio.wait, [self._repairing])
@@ -271,7 +278,10 @@ class RunWorker:
         return {"done": self._ended, "failed": self._failed}
 
     async def _rest(self, pause: float) -> None:
-        await asyncio.sleep(max(pause, REPAIR_EVERY) * self._storage.rng.uniform(0.8, 1.2))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(pause, REPAIR_EVERY) * self._storage.rng.uniform(0.8, 1.2)):
+                await self._repair_now.wait()
+        self._repair_now.clear()
 
 
 def _checked_flows(flows: Iterable[NodeFlow]) -> list[NodeFlow]:

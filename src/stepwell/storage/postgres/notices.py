@@ -9,12 +9,18 @@ from typing import Any
 from stepwell.storage.postgres.client import Options, PostgresConnection, Source
 from stepwell.storage.wakeups import notices
 
-__all__ = ["PostgresChannel"]
+__all__ = ["PostgresChannel", "channel_of"]
 
 #: The longest name of a channel, in bytes.
 _LONGEST_NAME = 63
 #: A notice needs no disk: without this, its transaction would wait for it.
 _NOTIFY = "select set_config('synchronous_commit', 'off', true), pg_notify($1, $2)"
+
+
+def channel_of(schema: str) -> str:
+    """Return the name of the channel of a schema."""
+    name = f"stepwell:{schema}"
+    return name if len(name) <= _LONGEST_NAME else f"stepwell:{sha256(schema.encode()).hexdigest()[:32]}"
 
 
 class PostgresChannel(notices.NoticeChannel):
@@ -29,8 +35,7 @@ class PostgresChannel(notices.NoticeChannel):
         self._source = source
         self._options = options
         self._other = other
-        name = f"stepwell:{schema}"
-        self._name = name if len(name) <= _LONGEST_NAME else f"stepwell:{sha256(schema.encode()).hexdigest()[:32]}"
+        self._name = channel_of(schema)
         self._listens = source.keeps and options.prepared_statements
 
     def start(self) -> None:

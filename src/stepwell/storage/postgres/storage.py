@@ -23,14 +23,16 @@ from stepwell.storage.postgres.client import (
     UrlSource,
 )
 from stepwell.storage.postgres.hosts import PrimarySource, hosts_of
-from stepwell.storage.postgres.notices import PostgresChannel
+from stepwell.storage.postgres.notices import PostgresChannel, channel_of
 from stepwell.storage.postgres.places import PlaceIndex, filters
 from stepwell.storage.postgres.rows import STORED, addresses_json, escaped, results, stored
 from stepwell.storage.postgres.schema import checked_partitions, create, quoted_schema
+from stepwell.storage.postgres.within import within
 from stepwell.storage.queue_text import END
 from stepwell.storage.transport.batch import Batch, check_patience
 from stepwell.storage.transport.reads import read_again
 from stepwell.storage.urls import check_url, take_options, truth
+from stepwell.storage.wakeups.notices import payload_of
 
 __all__ = ["PostgresStorage"]
 
@@ -189,6 +191,27 @@ class PostgresStorage(Storage):
         found: list[Result] = [None] * len(operations)
         for at, result in zip(order, results(batch, rows), strict=True):
             found[at] = result
+        return found
+
+    async def run_within(
+        self, connection: Any, operations: Sequence[Operation], *, topic: str | None = None
+    ) -> list[Result]:
+        if self.loop is not asyncio.get_running_loop():
+            await self.ensure_open()
+        now = None if self.clock is None else self.clock()
+        order = sorted(range(len(operations)), key=lambda at: operations[at].address)
+        batch = [operations[at] for at in order]
+        found: list[Result] = [None] * len(operations)
+        async with within(connection, self._quoted) as savepoint:
+            # The settings of the connection stay as they are.
+            rows = await connection.fetch(self._run_batch_sql, None, 0, now, None, True, addresses_json(batch))
+            for at, result in zip(order, results(batch, rows), strict=True):
+                found[at] = result
+            if any(isinstance(result, Exception) for result in found):
+                # The rows of refused writes must not stay locked until the end of the transaction.
+                savepoint.refuse()
+            elif topic is not None:
+                await connection.execute("select pg_notify($1, $2)", channel_of(self.schema), payload_of(topic))
         return found
 
     async def page(self, query: Query, after: Any, limit: int) -> Page:

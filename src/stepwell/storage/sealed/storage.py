@@ -151,12 +151,22 @@ class SealedStorage(Storage):
 
     async def run(self, operations: Sequence[Operation]) -> list[Result]:
         inner = await self._opened()
-        encrypted: Sequence[Operation] = [
-            self._codec.encrypted(each) if isinstance(each, Apply) else each for each in operations
-        ]
+        encrypted = self._encrypted(operations)
         if isinstance(operations, Batch):
             encrypted = Batch.of(encrypted, operations.lane, operations.number)
-        results = await inner.run(encrypted)
+        return self._decrypted(operations, await inner.run(encrypted))
+
+    async def run_within(
+        self, connection: Any, operations: Sequence[Operation], *, topic: str | None = None
+    ) -> list[Result]:
+        inner = await self._opened()
+        results = await inner.run_within(connection, self._encrypted(operations), topic=topic)
+        return self._decrypted(operations, results)
+
+    def _encrypted(self, operations: Sequence[Operation]) -> Sequence[Operation]:
+        return [self._codec.encrypted(each) if isinstance(each, Apply) else each for each in operations]
+
+    def _decrypted(self, operations: Sequence[Operation], results: Sequence[Result]) -> list[Result]:
         return [
             _too_large(result) if isinstance(result, TooLarge) else self._codec.decrypted(operation.address, result)
             for operation, result in zip(operations, results, strict=True)
