@@ -13,6 +13,7 @@ from stepwell.codec import decode_key
 from stepwell.errors import Parked, RunCancelled, RunFailed, RunStuck, UsageError
 from stepwell.nodes import BatchNode, Node, NodeFlow, RunHandle, Wait, linear, parallel, step, worker
 from stepwell.nodes.queue import children, submitting
+from stepwell.nodes.queue.submission import Submission
 from stepwell.nodes.run.journal import Journal
 from stepwell.record import RUNS, Change, Head
 from stepwell.storage import Apply, Get
@@ -433,7 +434,7 @@ async def test_a_child_that_is_submitted_after_the_cancel_of_its_parent_does_not
     await flow.cancel("r")
     assert await status_of(child, waiting) == "cancelled"
     # A runner of the parent whose lease has ended may still write.
-    how = submitting.Submission(keep=60, parent=children.Parent("r", ()))
+    how = Submission(keep=60, parent=children.Parent("r", ()))
     late, _ = await submitting.submit(child, {}, how, storage=storage, flow_id="late")
     async with worker([child]):
         with pytest.raises(RunCancelled):

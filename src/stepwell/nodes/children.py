@@ -24,6 +24,7 @@ from stepwell.nodes.graph.base import BaseNode
 from stepwell.nodes.graph.hooks import call_hook
 from stepwell.nodes.handle import RunHandle
 from stepwell.nodes.queue import children, submitting
+from stepwell.nodes.queue.submission import Submission
 from stepwell.nodes.run.branch import Park
 from stepwell.nodes.walk.execution import check_concurrency
 from stepwell.nodes.walk.on_error import Failed, OnError, add_note, check_on_error, conclude
@@ -188,7 +189,7 @@ class _Children:
         shared = self._node.shared_for(self._items[index])
         if not isinstance(shared, dict):
             raise UsageError(f"shared_for() of {quoted(self._path)} returned a {type(shared).__name__}; return a dict")
-        how = submitting.Submission(
+        how = Submission(
             keep=submitting.kept_child(flow.keep), on_exists="return", parent=children.parent_of(self._journal)
         )
         await submitting.submit(flow, shared, how, storage=self._storage, flow_id=self._child(index).id)

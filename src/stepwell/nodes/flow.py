@@ -22,6 +22,7 @@ from stepwell.nodes.control.options import (
     checked_params,
     checked_retention,
     checked_shared,
+    checked_tags,
     storage_for,
 )
 from stepwell.nodes.deploy.migration import Migrate, check_deploy_options
@@ -31,10 +32,10 @@ from stepwell.nodes.graph.building import UNNAMED, NodeGraph, OnUnknownAction
 from stepwell.nodes.graph.plan import Program, program_of
 from stepwell.nodes.handle import RunHandle
 from stepwell.nodes.queue import submitting
-from stepwell.nodes.queue.existing import OnExists
+from stepwell.nodes.queue.submission import Merge, OnExists, Submission
 from stepwell.nodes.run import monitor
 from stepwell.nodes.run.ids import check_flow_id, flow_of_wait
-from stepwell.nodes.run.tags import checked_tags, tag_texts
+from stepwell.nodes.run.table import tag_texts
 from stepwell.nodes.run.waits import Answered
 from stepwell.nodes.stream import StreamEntry, follow
 from stepwell.nodes.walk.execution import Execution, check_concurrency
@@ -43,7 +44,6 @@ from stepwell.options import check_whole
 from stepwell.storage.urls import as_storage
 
 if TYPE_CHECKING:
-    from stepwell.nodes.queue.submitting import Merge
     from stepwell.nodes.run.table import Retention
     from stepwell.storage import Storage
 
@@ -282,7 +282,7 @@ class NodeFlow(NodeGraph):
             run is written: it exists if the transaction commits, together with your own rows.
         """
         async with storage_for(self, storage) as found:
-            how = submitting.Submission(
+            how = Submission(
                 partition=partition,
                 after=after,
                 priority=priority,

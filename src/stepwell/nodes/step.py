@@ -11,6 +11,7 @@ from stepwell.errors import UsageError
 from stepwell.nodes.control.options import checked_params
 from stepwell.nodes.handle import RunHandle
 from stepwell.nodes.queue import children, submitting
+from stepwell.nodes.queue.submission import Submission
 from stepwell.nodes.walk.execution import CaughtError, current
 from stepwell.options import check_text
 
@@ -102,7 +103,7 @@ class Step:
         children.check_partition(flow, partition, parent)
         place = children.place_of(branch, self.node, self.visit, self.item)
         storage = journal.slot.storage
-        how = submitting.Submission(
+        how = Submission(
             partition=partition,
             priority=priority,
             params=checked_params(params),

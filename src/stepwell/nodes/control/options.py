@@ -7,8 +7,9 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 from stepwell._secrets import quoted
+from stepwell.codec import check_name
 from stepwell.errors import InvalidOption, UsageError
-from stepwell.options import check_choice, check_instance
+from stepwell.options import check, check_choice, check_instance
 from stepwell.storage.state_storage import default_storage, is_configured
 from stepwell.storage.urls import as_storage
 
@@ -27,6 +28,7 @@ __all__ = [
     "checked_params",
     "checked_retention",
     "checked_shared",
+    "checked_tags",
     "common_storage",
     "storage_for",
     "storage_of",
@@ -38,6 +40,8 @@ IfExists = Literal["raise", "resume"]
 OnCancel = Literal["interrupt", "cancel"]
 #: What a call does when its run parks: raise ``Parked``, or return a handle.
 OnPark = Literal["raise", "return"]
+#: The most tags of a run.
+MOST_TAGS = 20
 
 
 @asynccontextmanager
@@ -127,6 +131,21 @@ def checked_params(params: Mapping[str, Any] | None, *, stored: bool = True) -> 
     if stored and (wrong := [name for name in params if not isinstance(name, str)]):
         raise InvalidOption(f"params has the key {quoted(wrong[0])}: give names as keys")
     return params
+
+
+def checked_tags(tags: Mapping[str, str | int] | None) -> Mapping[str, str | int]:
+    """Return tags as they were given; raise ``InvalidOption`` unless they are names with texts or whole numbers."""
+    check_instance(tags, Mapping, "tags={}: give a dict such as {{'customer': 7}}, or None", optional=True)
+    if not tags:
+        return {}
+    check(len(tags) <= MOST_TAGS, f"tags has {{}} entries: give at most {MOST_TAGS}", len(tags))
+    for name, value in tags.items():
+        # A tag of a child run is parent:ID.
+        valid = isinstance(name, str) and name and "=" not in name and ":" not in name
+        check(valid, "tags has the name {}: give a text without '=' and ':'", name)
+        check(type(value) is int or isinstance(value, str), "tags has the value {}: give a str or an int", value)
+        check_name("the tag", f"{name}={value}")
+    return tags
 
 
 def checked_shared(shared: object) -> dict[str, Any]:

@@ -13,14 +13,12 @@ from stepwell.nodes.run.reading import Perform, ReadRun, read_known_run
 from stepwell.nodes.run.table import ENDED, FINAL, PARAMS
 
 if TYPE_CHECKING:
-    from stepwell.nodes.queue.submitting import Submission
+    from stepwell.nodes.queue.submission import Submission
     from stepwell.record import Address
     from stepwell.storage import Storage
 
-__all__ = ["Act", "OnExists", "act_on", "digest_of", "is_waiting", "read_existing"]
+__all__ = ["Act", "act_on", "digest_of", "is_waiting", "read_existing"]
 
-#: What to do if a run of the given id exists.
-OnExists = Literal["return", "raise", "replace", "restart"]
 #: What to do with a run that exists. ``next``: leave it alone, and submit a run of another id.
 Act = Literal["return", "replace", "restart", "next"]
 

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple, get_args
 from stepwell._secrets import quoted
 from stepwell.errors import CorruptRecord, InvalidOption, RunReplaced, UnknownRun
 from stepwell.nodes.run.reading import read_run
-from stepwell.nodes.run.table import FINAL, GRAPH, Status, flow_index, table_of
-from stepwell.nodes.run.tags import tags_in
+from stepwell.nodes.run.table import FINAL, GRAPH, Status, flow_index, table_of, tags_in
 from stepwell.record import RUNS, Address, OpenedHead, Stored
 from stepwell.storage import ANY, Entry, Storage
 from stepwell.storage.operations import Get

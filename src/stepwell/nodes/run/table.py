@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Any, Final, Literal, NotRequired, TypedDict
 
@@ -37,6 +37,8 @@ __all__ = [
     "set_table",
     "submitted_of",
     "table_of",
+    "tag_texts",
+    "tags_in",
     "timeout_timer",
     "unpacked",
 ]
@@ -323,6 +325,17 @@ def unpacked(rows: list[list[int]], length: int) -> list[int]:
     if any(count < 0 or times < 1 for count, times in rows) or sum(times for _, times in rows) > length:
         raise ValueError(f"not {length} visit counts")
     return [count for count, times in rows for _ in range(times)]
+
+
+def tag_texts(tags: Mapping[str, str | int]) -> list[str]:
+    """Return the tags of a run as they are stored and searched: ``name=value``, beside the tags of child runs."""
+    return [f"{name}={value}" for name, value in tags.items()]
+
+
+def tags_in(texts: Iterable[str]) -> dict[str, str]:
+    """Return the tags that a run was submitted with by name."""
+    named = (text.partition("=") for text in texts)
+    return {name: value for name, equals, value in named if equals and ":" not in name}
 
 
 def flow_index(flow: str, revision: int | None = None) -> str:

@@ -18,7 +18,8 @@ from stepwell.codec import decode_key
 from stepwell.codec.values import conform
 from stepwell.dispatch import TaskLimit, TimerSource
 from stepwell.errors import CorruptRecord, InvalidOption
-from stepwell.nodes.queue.submitting import KEPT, Submission, submit
+from stepwell.nodes.queue.submission import Submission
+from stepwell.nodes.queue.submitting import KEPT, submit
 from stepwell.nodes.workers.ticks import GRACE, Missed, Timing, tick_id
 from stepwell.record import SCHEDULES, Place
 from stepwell.slot import Slot
