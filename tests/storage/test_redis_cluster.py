@@ -32,7 +32,7 @@ from stepwell.storage.contract import RunBatch
 from stepwell.storage.observers import observe_batches
 from stepwell.storage.redis import RedisStorage
 from stepwell.storage.redis.cluster import SLOTS
-from stepwell.storage.redis.server import Node
+from stepwell.storage.redis.server import RedisNode
 from stepwell.storage.redis.wire import tag_of
 from stepwell.storage.transport.batch import Batch
 from tests.constants import Constants
@@ -133,7 +133,7 @@ async def test_a_cluster_of_one_master_may_fail_over_grow_and_shrink_under_load(
                 replica = cluster.replica_of(cluster.nodes[0])
                 with replica.client() as client:
                     client.execute_command("CLUSTER", "FAILOVER")
-                halves = {("writes", Node("127.0.0.1", replica.port, half)) for half in (0, 1)}
+                halves = {("writes", RedisNode("127.0.0.1", replica.port, half)) for half in (0, 1)}
                 await see(halves)
                 # Not in a thread: the servers end with the thread that has started them.
                 added = cluster.add_shard()
@@ -142,7 +142,7 @@ async def test_a_cluster_of_one_master_may_fail_over_grow_and_shrink_under_load(
                 other = next(slot for slot in range(16384) if slot not in SLOTS)
                 for slot in (other, *moved):
                     await asyncio.to_thread(cluster.move_slot, slot, added)
-                await see({("writes", Node("127.0.0.1", port)) for port in (replica.port, added.port)})
+                await see({("writes", RedisNode("127.0.0.1", port)) for port in (replica.port, added.port)})
                 for slot in moved:
                     await asyncio.to_thread(cluster.move_slot, slot, replica)
                 await see(halves)
@@ -256,7 +256,7 @@ async def test_a_claim_that_arrives_late_at_a_node_leases_nothing(patience: floa
         owners = storage._server.owners  # type: ignore[attr-defined]
         async with Proxy(owners[_tag(storage, 1)].port) as proxy:
             # The first call goes through the proxy. When it fails, the storage asks the Cluster again for the owner.
-            owners[_tag(storage, 1)] = Node("127.0.0.1", proxy.port)
+            owners[_tag(storage, 1)] = RedisNode("127.0.0.1", proxy.port)
             proxy.hold_what = b"EVALSHA"
             claim = Claim(storage.address(BOT, 1), "token", 30.0)
             if patience:
@@ -289,7 +289,7 @@ async def test_an_answer_to_an_earlier_batch_does_not_let_a_late_claim_through(m
             await asyncio.sleep(0)
         owners = storage._server.owners  # type: ignore[attr-defined]
         async with Proxy(owners[tag].port) as proxy:
-            owners[tag] = Node("127.0.0.1", proxy.port)
+            owners[tag] = RedisNode("127.0.0.1", proxy.port)
             proxy.hold_what = b"EVALSHA"
             claim = Claim(one, "one", 30.0)
             with pytest.raises(StorageUnavailable):
@@ -310,7 +310,7 @@ async def test_writes_to_one_address_keep_their_order_while_its_node_changes() -
         tag = _tag(storage, 1)
         async with Proxy(cluster.owners[tag].port) as proxy:
             proxy.fall_silent()
-            cluster.owners[tag] = Node("127.0.0.1", proxy.port)
+            cluster.owners[tag] = RedisNode("127.0.0.1", proxy.port)
             first = asyncio.create_task(storage.update_data(BOT, 1, {"n": 1}))
             await until(lambda: proxy.round_trips)
             # Another call has found that the address is on another node now.

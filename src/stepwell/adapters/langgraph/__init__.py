@@ -10,8 +10,8 @@ from stepwell.engine import require
 
 require("langgraph.checkpoint.base", "langgraph", distribution="langgraph-checkpoint", minimum="4.0", below="5")
 
-from stepwell.adapters.langgraph.ownership import StaleWriter, WriteOwnership  # noqa: E402 - checked first
-from stepwell.adapters.langgraph.saver import StepwellSaver  # noqa: E402 - checked first
+from stepwell.adapters.langgraph.ownership import StaleWriter  # noqa: E402 - checked first
+from stepwell.adapters.langgraph.saver import StepwellSaver, WriteOwnership  # noqa: E402 - checked first
 from stepwell.adapters.langgraph.store import StepwellStore  # noqa: E402 - checked first
 
 __all__ = ["StaleWriter", "StepwellSaver", "StepwellStore", "WriteOwnership"]

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from typing import Final
 
 from stepwell import Storage
 from stepwell.engine import Address, Applied, Apply, Change, Get, GroupCommit, Guard, Stored, Version
 from stepwell.errors import Conflict, LeaseLost, OutcomeUnknown, RecordExists, VersionChanged
 
-if TYPE_CHECKING:
-    from langchain_core.runnables import RunnableConfig
-    from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMetadata
-
-    from stepwell.adapters.langgraph.saver import StepwellSaver
-
-__all__ = ["FencedWriter", "StaleWriter", "ThreadWriter", "WriteOwnership"]
+__all__ = ["FencedWriter", "StaleWriter", "ThreadWriter"]
 
 #: The field with the token of a thread's writer.
 OWNER: Final = "owner"
@@ -141,37 +135,3 @@ class FencedWriter(ThreadWriter):
             return False
         fields = {OWNER: stored.fields[OWNER]}
         return bool(self._storage.seal(self._address).data(fields)[OWNER] == self._token)
-
-
-class WriteOwnership:
-    """The right to write to one thread, until another claim supersedes it.
-
-    Example::
-
-        saver = StepwellSaver(storage, ownership="fence")
-        ownership = await saver.aclaim_write_ownership("thread-42")
-    """
-
-    def __init__(self, saver: StepwellSaver, writer: FencedWriter) -> None:
-        self._saver = saver
-        self._writer = writer
-
-    async def aput(
-        self,
-        config: RunnableConfig,
-        checkpoint: Checkpoint,
-        metadata: CheckpointMetadata,
-        new_versions: ChannelVersions,
-    ) -> RunnableConfig:
-        """Store a checkpoint. Raises ``StaleWriter`` after another claim."""
-        return await self._saver.put_by(self._writer, config, checkpoint, metadata, new_versions)
-
-    async def aput_writes(
-        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
-    ) -> None:
-        """Store the writes of a task. Raises ``StaleWriter`` after another claim."""
-        await self._saver.put_writes_by(self._writer, config, writes, task_id, task_path)
-
-    async def acheck_write_ownership(self) -> None:
-        """Raise ``StaleWriter`` after another claim."""
-        await self._writer.check()

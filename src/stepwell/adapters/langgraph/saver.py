@@ -24,7 +24,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from stepwell import Storage
 from stepwell.adapters.langgraph.blocking import blocking, run_blocking
 from stepwell.adapters.langgraph.names import id_of, namespace_of
-from stepwell.adapters.langgraph.ownership import FencedWriter, WriteOwnership
+from stepwell.adapters.langgraph.ownership import FencedWriter
 from stepwell.adapters.langgraph.parts import CheckpointRow, any_large
 from stepwell.adapters.langgraph.threads import Thread, Threads
 from stepwell.adapters.langgraph.writers import Writers, remember
@@ -32,7 +32,7 @@ from stepwell.engine import Version, as_storage, in_thread, quoted
 from stepwell.errors import InvalidOption
 from stepwell.options import check_choice
 
-__all__ = ["StepwellSaver"]
+__all__ = ["StepwellSaver", "WriteOwnership"]
 
 #: The runs whose mark is known to be stored, and the threads.
 _REMEMBERED: Final = 10_000
@@ -317,6 +317,40 @@ class StepwellSaver(BaseCheckpointSaver[str]):
         _, version = await self._get(config)
         thread = self._thread(config["configurable"]["thread_id"])
         return FencedWriter(self.storage, thread.address, thread.limit, version)
+
+
+class WriteOwnership:
+    """The right to write to one thread, until another claim supersedes it.
+
+    Example::
+
+        saver = StepwellSaver(storage, ownership="fence")
+        ownership = await saver.aclaim_write_ownership("thread-42")
+    """
+
+    def __init__(self, saver: StepwellSaver, writer: FencedWriter) -> None:
+        self._saver = saver
+        self._writer = writer
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """Store a checkpoint. Raises ``StaleWriter`` after another claim."""
+        return await self._saver.put_by(self._writer, config, checkpoint, metadata, new_versions)
+
+    async def aput_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        """Store the writes of a task. Raises ``StaleWriter`` after another claim."""
+        await self._saver.put_writes_by(self._writer, config, writes, task_id, task_path)
+
+    async def acheck_write_ownership(self) -> None:
+        """Raise ``StaleWriter`` after another claim."""
+        await self._writer.check()
 
 
 def _checked(ids: Sequence[str], what: str) -> Sequence[str]:

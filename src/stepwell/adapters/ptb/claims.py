@@ -10,7 +10,6 @@ from typing import Any
 
 from telegram import Update
 
-from stepwell.adapters.framework.claims import HeldRecords
 from stepwell.adapters.ptb.conversation import ConversationHandler, conversations_in
 from stepwell.adapters.ptb.data import fields
 from stepwell.adapters.ptb.data.bot_data import BotDataOfUpdate
@@ -19,7 +18,7 @@ from stepwell.adapters.ptb.data.keyboards import cache_of, sent_keyboards
 from stepwell.adapters.ptb.held_conversation import HeldConversation
 from stepwell.adapters.ptb.objects import AnyApplication
 from stepwell.adapters.ptb.pending import PendingHandlers
-from stepwell.adapters.ptb.persistence import StepwellPersistence
+from stepwell.adapters.ptb.persistence import RecordsInUse, StepwellPersistence
 from stepwell.adapters.ptb.states import ConversationKey
 from stepwell.adapters.ptb.timeouts import GRACE, deadline_of
 from stepwell.engine import KEEP, Changes, Keep, Slot
@@ -29,7 +28,7 @@ from stepwell.fsm.engine import HandledUpdates, token_of
 __all__ = ["UpdateClaim"]
 
 
-class UpdateClaim(HeldRecords):
+class UpdateClaim(RecordsInUse):
     """The records of an update.
 
     ``enter()`` claims them, in an order that all processes use. ``finish()`` writes the changes in one batch, with the

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast, overload
+import asyncio
+from abc import ABC, abstractmethod
+from typing import Any, TypeAlias, TypeVar, cast, overload
 
 from telegram.ext import BasePersistence, ContextTypes, PersistenceInput
 
 from stepwell import Storage
-from stepwell.adapters.framework.claims import check_waiting
+from stepwell.adapters.framework.claims import HeldRecords, check_waiting
 from stepwell.adapters.framework.storage import AdapterStorage
 from stepwell.adapters.ptb.data.entries import BOT, CHAT, USER, EntryRecords
 from stepwell.adapters.ptb.data.keyboards import CallbackData, KeyboardRecords
@@ -22,16 +24,37 @@ from stepwell.adapters.ptb.states import (
 )
 from stepwell.engine import decode_key
 
-if TYPE_CHECKING:
-    from stepwell.adapters.ptb.claims import UpdateClaim
-    from stepwell.adapters.ptb.updates import ClaimedUpdates
-
-__all__ = ["StepwellPersistence"]
+__all__ = ["RecordsInUse", "StepwellPersistence", "UpdatesInUse"]
 
 UD = TypeVar("UD")
 CD = TypeVar("CD")
 BD = TypeVar("BD")
 _Data: TypeAlias = dict[Any, Any]
+
+
+class RecordsInUse(HeldRecords, ABC):
+    """The records of an update whose handlers run, for the data and the conversations of its user and chat."""
+
+    #: The task of the update.
+    task: asyncio.Task[Any] | None
+    #: The ids of the keyboards that its handlers have sent.
+    sent: set[str]
+
+    @abstractmethod
+    def refresh(self, kind: str, key: Any, live: Any) -> None:
+        """Add the changes of other processes to the data of a user or chat."""
+
+    @abstractmethod
+    def touch(self, handler: Any, key: ConversationKey, context: Any) -> None:
+        """Note that a handler of conversations handles the update."""
+
+
+class UpdatesInUse(ABC):
+    """The updates of an application, which use the storage until they have ended."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """Wait for all work that updates have left."""
 
 
 class StepwellPersistence(BasePersistence[UD, CD, BD]):
@@ -103,9 +126,9 @@ class StepwellPersistence(BasePersistence[UD, CD, BD]):
         #: The entries of users, chats and the bot.
         self.entries: EntryRecords = EntryRecords(self.storage, lambda: self.namespace)
         #: The updates of this process that hold a record, by the key of the record.
-        self.held: dict[Any, UpdateClaim] = {}
+        self.held: dict[Any, RecordsInUse] = {}
         #: Handles the updates of the application.
-        self.updates: ClaimedUpdates | None = None
+        self.updates: UpdatesInUse | None = None
         #: The keyboards with arbitrary callback data.
         self.keyboards: KeyboardRecords = KeyboardRecords(
             EntryRecords(self.storage, lambda: f"{self.namespace}:keyboards")

@@ -18,7 +18,7 @@ from stepwell.adapters.ptb.conversation import conversations_in
 from stepwell.adapters.ptb.held_conversation import HeldConversation
 from stepwell.adapters.ptb.objects import AnyApplication, bot_of_objects
 from stepwell.adapters.ptb.pending import PendingHandlers, resolve
-from stepwell.adapters.ptb.persistence import StepwellPersistence
+from stepwell.adapters.ptb.persistence import StepwellPersistence, UpdatesInUse
 from stepwell.adapters.ptb.timeouts import (
     ConversationTimeout,
     ConversationTimers,
@@ -44,7 +44,7 @@ class DueTimeouts(TimerSource):
         return await self._fire(address)
 
 
-class ClaimedUpdates:
+class ClaimedUpdates(UpdatesInUse):
     """Handles the updates of an application, and the timeouts of its conversations."""
 
     def __init__(self, persistence: StepwellPersistence[Any, Any, Any], application: AnyApplication) -> None:
@@ -199,6 +199,6 @@ class ClaimedUpdates:
 def updates_of(persistence: StepwellPersistence[Any, Any, Any], application: AnyApplication) -> ClaimedUpdates:
     """Return the object that handles the updates of an application."""
     found = persistence.updates
-    if found is None or found.application is not application:
+    if not isinstance(found, ClaimedUpdates) or found.application is not application:
         found = persistence.updates = ClaimedUpdates(persistence, application)
     return found

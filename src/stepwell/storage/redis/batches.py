@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from stepwell.codec.json import to_msgpack
 from stepwell.errors import NotReplicated, StorageError, StorageUnavailable
 from stepwell.storage.operations import Applied, Apply, Claimed, Operation, Result
-from stepwell.storage.redis.server import Node, Server, SlotMoves
+from stepwell.storage.redis.server import RedisNode, Server, SlotMoves
 from stepwell.storage.redis.wire import Keys, Script, result, row_of, tag_of
 
 __all__ = ["Batches", "whole"]
@@ -63,7 +63,7 @@ class Batches:
             self._sent += 1
         fence = self._sent if fenced else 0
         groups = self._groups(operations, lane, fence)
-        nodes: dict[Node | None, list[Group]] = {}
+        nodes: dict[RedisNode | None, list[Group]] = {}
         for group in groups:
             nodes.setdefault(self._server.owners[group.tag], []).append(group)
         results: list[Result] = [None] * len(operations)
@@ -111,7 +111,7 @@ class Batches:
 
     async def _send(
         self,
-        node: Node | None,
+        node: RedisNode | None,
         groups: list[Group],
         operations: Sequence[Operation],
         results: list[Result],

@@ -10,7 +10,7 @@ from typing import Any, Final
 from stepwell._optional import require
 from stepwell.errors import StorageError, StorageUnavailable
 from stepwell.storage.redis.client import DRIVER_ERRORS, RedisConnection, Refused, ServerConfig
-from stepwell.storage.redis.server import LOOKUP, Node, Server, SlotMoves
+from stepwell.storage.redis.server import LOOKUP, RedisNode, Server, SlotMoves
 from stepwell.storage.redis.wire import TAGS
 
 _cluster = require("redis.asyncio.cluster", "redis")
@@ -49,17 +49,17 @@ class Cluster(Server):
             raise await self._unreachable() from error
         # Its connections are only for lookups.
         await _hang_up(manager)
-        owners: list[Node | None] = []
+        owners: list[RedisNode | None] = []
         replicas = []
         for slot in SLOTS:
-            nodes = [Node(each.host, int(each.port)) for each in manager.slots_cache.get(slot, ())]
+            nodes = [RedisNode(each.host, int(each.port)) for each in manager.slots_cache.get(slot, ())]
             owners.append(nodes[0] if nodes else None)
             replicas.append(nodes[1:])
         owner = owners[0]
         if owner is not None and len({*owners}) == 1:
             owners = [owner._replace(half=tag & 1) for tag in range(TAGS)]
-        self.owners: list[Node | None] = owners
-        self.replicas: list[list[Node]] = replicas
+        self.owners: list[RedisNode | None] = owners
+        self.replicas: list[list[RedisNode]] = replicas
 
     def _new_manager(self) -> Any:
         seconds = min(self._timeout, LOOKUP)

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, unquote, urlencode
 from stepwell._optional import require
 from stepwell.errors import InvalidOption, StorageUnavailable
 from stepwell.storage.redis.client import DRIVER_ERRORS, Command, RedisConnection, Refused, Reply, ServerConfig
-from stepwell.storage.redis.server import LOOKUP, Node, Server
+from stepwell.storage.redis.server import LOOKUP, RedisNode, Server
 from stepwell.storage.redis.wire import TAGS, paired
 
 _asyncio = require("redis.asyncio", "redis")
@@ -81,15 +81,15 @@ class SentinelServer(Server):
         manager = self._manager = self._manager or self._new_manager()
         name = self._config.master
         try:
-            master = Node(*await manager.discover_master(name))
-            replicas = [Node(*each) for each in await manager.discover_slaves(name)]
+            master = RedisNode(*await manager.discover_master(name))
+            replicas = [RedisNode(*each) for each in await manager.discover_slaves(name)]
         except DRIVER_ERRORS as error:
             await _hang_up(manager)
             raise await self._unknown() from error
         # Its connections are only for lookups.
         await _hang_up(manager)
-        self.owners: list[Node | None] = [master] * TAGS
-        self.replicas: list[list[Node]] = [replicas] * TAGS
+        self.owners: list[RedisNode | None] = [master] * TAGS
+        self.replicas: list[list[RedisNode]] = [replicas] * TAGS
 
     def _new_manager(self) -> Any:
         seconds = min(self._timeout, LOOKUP)

@@ -11,7 +11,7 @@ from stepwell.errors import StorageError, StorageUnavailable
 from stepwell.storage.redis.client import Command, RedisConnection, Refused, Reply, ServerConfig
 from stepwell.storage.redis.wire import TAGS, Script, failure
 
-__all__ = ["Answer", "Node", "Server", "SlotMoves"]
+__all__ = ["Answer", "RedisNode", "Server", "SlotMoves"]
 
 #: How many keys one ``SCAN`` looks at.
 SCANNED = 1000
@@ -31,7 +31,7 @@ MISPLACED = ("non local key", "cluster is down")
 Answer: TypeAlias = tuple[Reply, bool]
 
 
-class Node(NamedTuple):
+class RedisNode(NamedTuple):
     """A server that has hash tags, or one half of those of the only master of a Cluster.
 
     Each half has its own lanes and connections, so that the server works on one while this process works on the other.
@@ -43,7 +43,7 @@ class Node(NamedTuple):
     half: int = 0
 
     @property
-    def server(self) -> Node:
+    def server(self) -> RedisNode:
         """The server of a half."""
         return self._replace(half=0)
 
@@ -67,11 +67,11 @@ class Server:
         self._config = config
         self._timeout = timeout
         #: The node of each hash tag, and its replicas.
-        self.owners: list[Node | None] = [Node(*config.address)] * TAGS
-        self.replicas: list[list[Node]] = [[]] * TAGS
+        self.owners: list[RedisNode | None] = [RedisNode(*config.address)] * TAGS
+        self.replicas: list[list[RedisNode]] = [[]] * TAGS
         #: When the nodes may be looked up again because some hash tags have no replicas.
         self._replicas_until = 0.0
-        self._connections: dict[tuple[Hashable, Node], RedisConnection] = {}
+        self._connections: dict[tuple[Hashable, RedisNode], RedisConnection] = {}
         self._finding = asyncio.Lock()
         #: How often the nodes were looked up.
         self._finds = 0
@@ -88,7 +88,7 @@ class Server:
         return self._config.location
 
     @property
-    def masters(self) -> list[Node]:
+    def masters(self) -> list[RedisNode]:
         """The servers that have hash tags."""
         return sorted({node.server for node in self.owners if node is not None})
 
@@ -111,7 +111,7 @@ class Server:
     async def _find(self) -> None:
         """Set ``owners`` and ``replicas``. Raises ``StorageUnavailable``."""
 
-    async def lost(self, lane: Hashable = None, node: Node | None = None) -> None:
+    async def lost(self, lane: Hashable = None, node: RedisNode | None = None) -> None:
         """Look up the nodes again. A lane's connection is closed: the host name may lead to another server now."""
         connection = None if node is None else self._connections.get((lane, node))
         if connection is not None:
@@ -123,7 +123,7 @@ class Server:
     async def evaluate(
         self,
         lane: Hashable,
-        node: Node | None,
+        node: RedisNode | None,
         script: Script,
         argument: bytes,
         *,
@@ -151,7 +151,7 @@ class Server:
             raise failure(f"{reply.code} {reply.message}", connection.location)
         return reply, not wait or (isinstance(replies[-1], int) and replies[-1] >= connection.copies)
 
-    def problem(self, message: str, node: Node | None) -> StorageError:
+    def problem(self, message: str, node: RedisNode | None) -> StorageError:
         """Return the error for a hash tag that a script could not use."""
         where = "" if node is None else self._config_of(node).location
         return self._misplaced(where) if any(words in message for words in MISPLACED) else failure(message, where)
@@ -192,12 +192,12 @@ class Server:
         self,
         lane: Hashable,
         script: Script,
-        places: Sequence[Node | list[Node] | None],
+        places: Sequence[RedisNode | list[RedisNode] | None],
         tags: Iterable[int],
         pack: Callable[[list[int]], bytes],
     ) -> dict[int, list[Any] | StorageError]:
         found: dict[int, list[Any] | StorageError] = {}
-        nodes: dict[Node | None, list[int]] = {}
+        nodes: dict[RedisNode | None, list[int]] = {}
         reads = lane is READS
         if None in places if not reads else self._lacks_replicas():
             await self.lost()
@@ -208,7 +208,7 @@ class Server:
                 place = place[0] if place else None
             nodes.setdefault(place, []).append(tag)
 
-        async def one(node: Node | None, its_tags: list[int]) -> None:
+        async def one(node: RedisNode | None, its_tags: list[int]) -> None:
             try:
                 # Without this command, a replica of a Cluster refuses all reads.
                 before = (("READONLY",),) if reads else ()
@@ -321,10 +321,10 @@ class Server:
         for connection in connections.values():
             await connection.close(wait=True)
 
-    def _config_of(self, node: Node) -> ServerConfig:
+    def _config_of(self, node: RedisNode) -> ServerConfig:
         return self._config.with_address(node.host, node.port) if self.follows else self._config
 
-    def _connection(self, lane: Hashable, node: Node) -> RedisConnection:
+    def _connection(self, lane: Hashable, node: RedisNode) -> RedisConnection:
         connection = self._connections.get((lane, node))
         if connection is None:
             config = self._config_of(node)
