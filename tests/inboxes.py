@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from stepwell import open_storage
 from stepwell.record import INBOX
 from stepwell.storage.operations import Get
+from tests.until import until
 
 
 async def inbox_emptied(url: str) -> None:
     """Wait until no update is unfinished."""
-    async with asyncio.timeout(30), open_storage(url) as storage:
-        while True:
+    async with open_storage(url) as storage:
+
+        async def unfinished() -> list[object]:
             inboxes = [await storage.perform(Get(entry.address, parts=True)) async for entry in storage.scan(INBOX)]
-            if not any(inbox.parts for inbox in inboxes):
-                return
-            await asyncio.sleep(0.02)
+            return [inbox.parts for inbox in inboxes if inbox.parts]
+
+        await until(unfinished, lambda found: not found)

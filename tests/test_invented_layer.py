@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable
 
@@ -13,6 +12,7 @@ from stepwell.slot import Slot
 from stepwell.storage import Get
 from stepwell.testing import Clock
 from tests.backends import Backend
+from tests.until import until
 
 BOT, KEY = "kitchen", "egg"
 
@@ -95,8 +95,6 @@ async def test_the_owner_of_an_invented_timer_is_called_in_one_of_two_processes(
     await boil(storage, 180)
     async with serve_timers(storage, BOT, {"done": done}), serve_timers(storage, BOT, {"done": done}):
         clock.advance(180)
-        async with asyncio.timeout(20):
-            while not served:
-                await asyncio.sleep(0.01)
+        await until(lambda: served)
     assert served == ["eaten"]
     assert await storage.due(BOT) == []

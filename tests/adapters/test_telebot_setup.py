@@ -18,6 +18,7 @@ from stepwell.botapi import BotAPI
 from stepwell.errors import ContextClosed, InvalidOption, UnknownFlowError, UsageError
 from stepwell.fsm import FSM, Context, Flow, state
 from tests.backends import Backend
+from tests.until import wait_until
 
 # Older releases of telebot with a newer aiohttp.
 pytestmark = pytest.mark.filterwarnings("ignore:ssl_context is deprecated:DeprecationWarning")
@@ -199,8 +200,7 @@ def test_threads_handle_the_updates_of_a_user_once_and_in_order(fsm: FSM) -> Non
     updates = [update(text) for text in texts]
     # The same objects again, and the same ids again.
     bot.process_new_updates(updates + updates + [update("x", update_id=each.update_id) for each in updates])
-    while bot.worker_pool.tasks.qsize():
-        sync(asyncio.sleep(0.01))
+    wait_until(lambda: not bot.worker_pool.tasks.qsize())
     bot.worker_pool.raise_exceptions()
     bot.stop_bot()
     assert sync(fsm.storage.get_data("my_bot", (42, 42))) == {"texts": texts}

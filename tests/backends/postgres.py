@@ -14,6 +14,7 @@ import psutil
 from stepwell.record import Address
 from tests.backends.base import Backend
 from tests.servers import postgres
+from tests.until import until
 
 #: Table, the value in it, and how it is set; $1 and $2 are the address, $3 the name, $4 the new text.
 WHERE = {
@@ -83,14 +84,12 @@ class Postgres(Backend):
         # A backend ends when it has finished the requests of its client. Connections of this process stay.
         connection = await asyncpg.connect(postgres.shared().url())
         try:
-            while True:
-                ours = [found.laddr.port for found in psutil.Process().net_connections("tcp") if found.laddr]
-                others = (
-                    "select pid from pg_stat_activity where application_name = 'stepwell' and client_port <> all ($1)"
-                )
-                if not await connection.fetch(others, ours):
-                    return
-                await asyncio.sleep(0.001)
+            others = "select pid from pg_stat_activity where application_name = 'stepwell' and client_port <> all ($1)"
+
+            def ours() -> list[int]:
+                return [found.laddr.port for found in psutil.Process().net_connections("tcp") if found.laddr]
+
+            await until(lambda: connection.fetch(others, ours()), lambda found: not found)
         finally:
             await connection.close()
 

@@ -19,6 +19,7 @@ from stepwell.storage.transport import outage
 from stepwell.testing import Clock
 from tests.backends import Backend
 from tests.constants import Constants
+from tests.until import until
 
 BOT = "bot"
 
@@ -41,12 +42,6 @@ def source_of(
 async def clear(slot: Slot) -> None:
     slot.timers = {}
     await slot.commit(force=True)
-
-
-async def until(reached: Callable[[], object], seconds: float = 20) -> None:
-    async with asyncio.timeout(seconds):
-        while not reached():
-            await asyncio.sleep(0.001)
 
 
 async def test_each_due_timer_calls_its_owner_once_with_the_record_held(backend: Backend) -> None:
@@ -290,9 +285,7 @@ async def test_a_read_that_always_fails_stops_no_other_source(clock: Clock, cons
                 Apply(storage.address(BOT, "job"), Change(write=storage.ids(), queue=Queue("queue1")))
             )
             await until(lambda turn=turn: served.total() == turn)  # type: ignore[misc]
-            async with asyncio.timeout(20):
-                while await storage.due(BOT):
-                    await asyncio.sleep(0.001)
+            await until(lambda: storage.due(BOT), lambda due: not due)
         await dispatcher_of(storage).stop(*queues)
 
 
@@ -422,14 +415,11 @@ async def test_an_unavailable_storage_is_logged_at_growing_intervals_and_once_it
             return await super().due(*args, **options)
 
     async with Unreachable(clock=clock) as storage, source_of(storage, clear):
-        async with asyncio.timeout(60):
-            while caplog.text.count("timers and queues cannot be read: no connection") < 3:
-                await asyncio.sleep(0.01)
-            assert looks > 20
-            storage.unreachable = False
-            now += 1.0
-            while "timers and queues can be read again" not in caplog.text:
-                await asyncio.sleep(0.01)
+        await until(lambda: caplog.text.count("timers and queues cannot be read: no connection") >= 3)
+        assert looks > 20
+        storage.unreachable = False
+        now += 1.0
+        await until(lambda: "timers and queues can be read again" in caplog.text)
     assert len(caplog.records) < looks / 5
 
 
@@ -501,7 +491,5 @@ async def test_an_idle_process_reads_the_same_whatever_the_number_of_its_sources
         change = Change(storage.ids(), queue=Queue(f"queue{number % 2}"))
         await storage.perform(Apply(storage.address(BOT, number), change))
     await until(lambda: served.total() == 3)
-    async with asyncio.timeout(20):
-        while await storage.due(f"bot{count - 1}"):
-            await asyncio.sleep(0.01)
+    await until(lambda: storage.due(f"bot{count - 1}"), lambda due: not due)
     await dispatcher.stop(*timers, *queues)

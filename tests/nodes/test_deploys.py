@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -796,11 +795,12 @@ async def test_old_and_new_workers_share_the_runs_of_a_rolling_deploy(storage: S
         for flow, name, flow_id in ids:
             with pytest.raises(Parked):
                 await flow.run({"from": name}, flow_id=flow_id)
-        async with asyncio.timeout(30):
-            for flow, _, flow_id in ids:
-                while (status := (await flow.status(flow_id)).status) != "finished":
-                    assert status in ("sleeping", "running")
-                    await asyncio.sleep(0.02)
+        for flow, _, flow_id in ids:
+            run = await until(
+                lambda flow=flow, flow_id=flow_id: flow.status(flow_id),
+                lambda run: run.status not in ("sleeping", "running"),
+            )
+            assert run.status == "finished"
     assert len(ran) == len(ids), "each run ended once"
     assert ("new", "old") not in ran, "the position of new runs is unknown to old workers"
 

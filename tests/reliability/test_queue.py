@@ -20,6 +20,7 @@ from tests.backends import Backend
 from tests.reliability.dose import dose, seeded
 from tests.reliability.queue_roles import jobs, short_jobs
 from tests.reliability.workers import Worker, Workers
+from tests.until import until
 
 #: The number of worker processes.
 AT_ONCE = 4
@@ -105,11 +106,11 @@ async def test_every_submitted_run_ends_once_and_partitions_stay_in_order(
     disturbing = asyncio.create_task(disturb(workers, url, choose, kills, seen))
     await submit_with_kills(workers, url, wanted, choose, dose("SUBMIT_KILLS", 2, 20))
     await disturbing
-    async with asyncio.timeout(60 + len(wanted) / 5):
-        known = await all_runs(flows)
-        while any(run.status != "finished" for run in known.values()):
-            await asyncio.sleep(0.1)
-            known = await all_runs(flows)
+    known = await until(
+        lambda: all_runs(flows),
+        lambda known: all(run.status == "finished" for run in known.values()),
+        patience=60 + len(wanted) / 5,
+    )
     assert set(known) == {each[1] for each in wanted}
     await check_finals(storage, known)
     await check_partitions(storage, known)

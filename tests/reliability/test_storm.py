@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from stepwell import MemoryStorage, Storage
-from stepwell.nodes import NodeFlow, Schedules, worker
+from stepwell.nodes import NodeFlow, RunHandle, Schedules, worker
 from stepwell.nodes.run.table import ENDED, MAIL, table_of
 from stepwell.record import PARTITIONS, RUNS, Stored
 from stepwell.storage.operations import Get
@@ -169,11 +169,13 @@ async def undisturbed() -> dict[str, list[dict[str, Any]]]:
         handles = [late] + [
             await flow.submit({"kills": False} if name == "poison" else {}) for name, flow in flows.items()
         ]
-        async with asyncio.timeout(30):
-            while any([(await handle.status()).status != "finished" for handle in handles]):
-                await answer_all(flows)
-                await flows["flaky"].retry()
-                await asyncio.sleep(0.01)
+
+        async def unfinished() -> list[RunHandle]:
+            await answer_all(flows)
+            await flows["flaky"].retry()
+            return [handle for handle in handles if (await handle.status()).status != "finished"]
+
+        await until(unfinished, lambda left: not left)
         for handle in handles:
             finals[(await handle.status()).flow].append(comparable(await handle.result()))
     await storage.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from tests.backends.sqlite import SQLite
 from tests.reliability.dose import dose
 from tests.servers import postgres
 from tests.servers.redis import RedisServer
+from tests.until import until
 
 PARTS = dose("PARTS", 5_000, 100_000)
 REPEATED = 10
@@ -118,10 +118,7 @@ async def on_postgres(tmp_path: Path) -> AsyncIterator[Cost]:
         async with backend.storage(url, limits=LIMITS, sweep_every=None, notices=False) as storage:
             await work(storage)
         # The server ends the sessions a moment after the client.
-        for _ in range(1000):
-            if not await sessions() - others:
-                break
-            await asyncio.sleep(0.01)
+        await until(sessions, lambda found: not found - others)
         after = await rows()
         return {name: count - before.get(name, 0) for name, count in after.items() if name in ("parts", "records")}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -123,9 +123,8 @@ async def test_a_cluster_of_one_master_may_fail_over_grow_and_shrink_under_load(
 
             async def progress() -> None:
                 goal = {key: made[key] + 3 for key in keys}
-                while any(made[key] < goal[key] for key in keys):
-                    assert not any(task.done() for task in loads)
-                    await asyncio.sleep(0.01)
+                await until(lambda: any(task.done() for task in loads) or all(made[key] >= goal[key] for key in keys))
+                assert not any(task.done() for task in loads)
 
             loads = [asyncio.create_task(load(key)) for key in keys]
             try:
@@ -476,7 +475,7 @@ async def test_an_update_that_two_workers_get_at_once_is_acknowledged_by_neither
             update = message(update_id=1)
             writing = asyncio.create_task(first.handle(update, _start))
             with master.client() as client:
-                await _until(lambda: bool(client.keys("*:m:*")), "the memo is written")
+                await until(lambda: bool(client.keys("*:m:*")))
             repeating = asyncio.create_task(second.handle(update, _start))
             done, _ = await asyncio.wait([writing, repeating], timeout=0.5)
             assert not done
@@ -550,27 +549,20 @@ async def test_a_killed_master_loses_no_acknowledged_write_and_writes_continue(o
                     unsure[key] = number
 
         loads = [asyncio.create_task(load(key)) for key in acknowledged]
-        await _until(lambda: min(acknowledged.values()) > 0, "the load runs before the kill")
+        await until(lambda: min(acknowledged.values()) > 0)
         before = dict(acknowledged)
         victim = own_cluster.nodes[0]
         victim.process.kill()
-        await _until(lambda: len(own_cluster.masters()) == 3, "a replica takes over")
+        await until(lambda: len(own_cluster.masters()) == 3)
         # Its successor has no replica, and so acknowledges nothing, until the fallen master is back as one.
         await asyncio.to_thread(victim.start)
-        await _until(lambda: all(acknowledged[key] > before[key] + 5 for key in before), "writes continue")
+        await until(lambda: all(acknowledged[key] > before[key] + 5 for key in before))
         stop.set()
         await asyncio.gather(*loads)
         for key, number in acknowledged.items():
             data = await storage.get_data(BOT, key)
             assert data is not None
             assert number <= data["n"] <= max(number, unsure[key])
-
-
-async def _until(done: Callable[[], bool], what: str) -> None:
-    give_up = asyncio.get_running_loop().time() + 60
-    while not done():
-        assert asyncio.get_running_loop().time() < give_up, what
-        await asyncio.sleep(0.1)
 
 
 async def test_a_write_that_no_replica_has_in_time_is_not_acknowledged(
