@@ -12,7 +12,7 @@ import pytest
 from stepwell import open_storage
 from stepwell.errors import WorkCancelled
 from stepwell.nodes import BatchNode, Node, NodeFlow, linear, parallel, step
-from tests.until import forever, until
+from tests.until import forever, until, yields
 
 
 class Tracked(Node):
@@ -105,7 +105,7 @@ async def test_cancelling_waits_for_a_thread():
     task = asyncio.create_task(NodeFlow(start=Blocks()).run())
     await asyncio.to_thread(began.wait, 10)
     task.cancel()
-    await asyncio.sleep(0.02)
+    await yields(10)
     assert not task.done()
     release.set()
     with pytest.raises(asyncio.CancelledError):

@@ -20,7 +20,7 @@ from stepwell.errors import ExecutorError
 from stepwell.nodes import BatchNode, Failed, NodeFlow, step
 from stepwell.nodes.batch.executor import reason_of
 from stepwell.storage import MemoryStorage
-from tests.until import wait_until
+from tests.until import wait_until, yields
 
 
 class Unpicklable(Exception):
@@ -520,10 +520,10 @@ async def test_cancelling_waits_for_the_threads_and_starts_no_further_item(own):
         task = asyncio.create_task(flow.run({"items": range(100)}))
         await asyncio.to_thread(Gated.began.wait, 10)
         task.cancel()
-        await asyncio.sleep(0.02)
+        await yields(10)
         assert not task.done()
         task.cancel()
-        await asyncio.sleep(0.02)
+        await yields(10)
         assert not task.done()
         Gated.release.set()
         with pytest.raises(asyncio.CancelledError):

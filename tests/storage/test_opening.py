@@ -69,9 +69,9 @@ async def test_close_waits_for_running_operations_and_refuses_later_ones() -> No
     storage = skip_key_checks(Logged())
     await storage.open()
     first = asyncio.create_task(storage.update_data("bot", 1, {"a": 1}))
-    await asyncio.sleep(0.002)
+    await yields(5)
     closing = asyncio.create_task(storage.close())
-    await asyncio.sleep(0.002)
+    await yields(5)
     second = asyncio.create_task(storage.get_data("bot", 1))
     assert await first == {"a": 1}
     await closing
@@ -87,7 +87,7 @@ async def test_close_waits_for_running_operations_and_refuses_later_ones() -> No
 async def test_a_close_during_the_opening_leaves_it_closed() -> None:
     storage = Logged()
     openings = [asyncio.create_task(storage.open()) for _ in range(3)]
-    await asyncio.sleep(0.002)
+    await yields(5)
     closing = asyncio.create_task(storage.close())
     await asyncio.sleep(0)
     again = asyncio.create_task(storage.get_data("bot", 1))
@@ -119,12 +119,12 @@ async def test_a_failed_opening_raises_in_all_waiters_and_can_be_retried() -> No
 async def test_cancelling_one_caller_of_open_does_not_affect_the_others() -> None:
     storage = Logged()
     tasks = [asyncio.create_task(storage.open()) for _ in range(3)]
-    await asyncio.sleep(0.002)
+    await yields(5)
     tasks[0].cancel()
     results = await asyncio.gather(*tasks, return_exceptions=True)
     assert [type(result) for result in results] == [asyncio.CancelledError, type(None), type(None)]
     closers = [asyncio.create_task(storage.close()) for _ in range(2)]
-    await asyncio.sleep(0.002)
+    await yields(5)
     closers[0].cancel()
     await asyncio.gather(*closers, return_exceptions=True)
     assert storage.log == ["open>", "<open", "close>", "<close"]

@@ -19,7 +19,7 @@ from stepwell.storage.sqlite import connection
 from stepwell.storage.sqlite.storage import INLINE_BYTES
 from tests.constants import Constants
 from tests.storage.key_checks import skip_key_checks
-from tests.until import until
+from tests.until import until, yields
 
 BOT, KEY = "bot", 1
 
@@ -59,9 +59,9 @@ async def test_concurrent_writes_share_a_batch_from_the_first_one_on(storage: Wa
 async def test_writes_keep_their_order_between_two_batches(storage: Watched) -> None:
     storage.gate.clear()
     first = [asyncio.create_task(storage.update_data(BOT, key, {"n": 1})) for key in range(10, 13)]
-    await asyncio.sleep(0.01)
+    await yields(20)
     later = [asyncio.create_task(storage.update_data(BOT, KEY, {"n": number})) for number in range(5)]
-    await asyncio.sleep(0.01)
+    await yields(20)
     storage.gate.set()
     await asyncio.gather(*first, *later)
     assert await storage.get_data(BOT, KEY) == {"n": 4}
@@ -88,7 +88,7 @@ async def test_a_write_is_finished_after_its_caller_was_cancelled(storage: Watch
     for number in range(10):
         storage.gate.clear()
         task = asyncio.create_task(storage.update_data(BOT, KEY, {"n": number}))
-        await asyncio.sleep(0.001)
+        await yields(20)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -101,9 +101,9 @@ async def test_a_write_is_finished_after_its_caller_was_cancelled(storage: Watch
 async def test_closing_waits_for_a_write_that_is_under_way(storage: Watched) -> None:
     storage.gate.clear()
     writing = asyncio.create_task(storage.update_data(BOT, KEY, {"n": 1}))
-    await asyncio.sleep(0.01)
+    await yields(20)
     closing = asyncio.create_task(storage.close())
-    await asyncio.sleep(0.01)
+    await yields(20)
     assert not closing.done()
     storage.gate.set()
     assert await writing == {"n": 1}
@@ -116,11 +116,11 @@ async def test_closing_waits_for_reads_that_are_queued(storage: Watched, monkeyp
     monkeypatch.setattr(storage, "_read_inline", lambda get: None)
     storage.gate.clear()
     writing = asyncio.create_task(storage.update_data(BOT, "another key", {"n": 1}))
-    await asyncio.sleep(0.01)
+    await yields(20)
     reading = [asyncio.create_task(storage.get_data(BOT, KEY)) for _ in range(3)]
-    await asyncio.sleep(0.01)
+    await yields(20)
     closing = asyncio.create_task(storage.close())
-    await asyncio.sleep(0.01)
+    await yields(20)
     storage.gate.set()
     async with asyncio.timeout(30):
         assert await asyncio.gather(writing, *reading) == [{"n": 1}] + [{"n": 0}] * 3
