@@ -30,6 +30,7 @@ from stepwell.storage import Apply, Claim, Claimed, Get, Guard, Release
 from stepwell.testing import FaultyStorage
 from tests.backends import Backend
 from tests.constants import Constants
+from tests.insides import cell_at, cells_of
 from tests.until import until, yields
 
 
@@ -415,7 +416,7 @@ async def test_many_different_keys_leave_nothing_behind() -> None:
             async with Slot(storage, "bot", key):
                 pass
         assert storage.waiters == {}
-        assert storage._cells == {}
+        assert cells_of(storage) == {}
         assert [task for task in asyncio.all_tasks() if "stepwell" in task.get_name()] == []
 
 
@@ -423,7 +424,7 @@ async def test_a_damaged_record_raises_is_copied_to_quarantine_and_can_be_replac
     async with MemoryStorage() as storage:
         await storage.set_state("bot", 1, State("f", "s", {"a": 1, "b": 2}))
         await storage.set_state("bot", 2, State("f", "s", {"a": 1}))
-        cell = storage._cells[storage.address("bot", 1)]
+        cell = cell_at(storage, "bot", 1)
         cell.fields["a"] = cell.fields["a"].replace("1", "2")
 
         async def enter() -> None:
@@ -573,7 +574,7 @@ async def test_a_damaged_memo_is_treated_as_empty(caplog: pytest.LogCaptureFixtu
         async with Slot(storage, "bot", 1) as slot:
             slot.data["a"] = 1
             await slot.commit(memo=["m"])
-        storage._cells[storage.address("bot", 1)].memo = "damaged"
+        cell_at(storage, "bot", 1).memo = "damaged"
         async with Slot(storage, "bot", 1) as slot:
             assert slot.memo is None
             slot.data["a"] = 2
@@ -596,7 +597,7 @@ async def test_a_damaged_run_raises_corrupt_record() -> None:
     async with MemoryStorage() as storage:
         states = StateStorage(storage)
         await states.update_state("r1", {"a": 1})
-        cell = storage._cells[storage.address(RUNS, "r1")]
+        cell = cell_at(storage, RUNS, "r1")
         cell.fields["a"] = cell.fields["a"].replace("1", "2")
         with pytest.raises(CorruptRecord):
             await states.get_state("r1")
@@ -608,7 +609,7 @@ async def test_a_damaged_run_raises_corrupt_record() -> None:
 async def test_a_merge_into_a_damaged_record_says_that_it_was_made() -> None:
     async with MemoryStorage() as storage:
         await storage.set_data("bot", 1, {"a": 1})
-        cell = storage._cells[storage.address("bot", 1)]
+        cell = cell_at(storage, "bot", 1)
         cell.fields["a"] = "damaged"
         with pytest.raises(CorruptRecord) as caught:
             await storage.update_data("bot", 1, {"b": 2})

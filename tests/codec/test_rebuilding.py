@@ -17,6 +17,7 @@ from stepwell import MemoryStorage, State
 from stepwell.codec import ensure_registered, types, values
 from stepwell.errors import EncodeError, InvalidOption, StoredDataError, UnknownType
 from stepwell.record import Limits
+from tests.insides import cells_of
 
 
 def there_and_back(value: Any) -> Any:
@@ -121,7 +122,7 @@ async def test_a_value_that_this_release_cannot_decode_is_not_damage() -> None:
         await storage.set_data("bot", 1, {"v": Slotted(1)})
         address = storage.address("bot", 1)
         seal = storage.seal(address)
-        cell = storage._cells[address]
+        cell = cells_of(storage)[address]
         for text in (
             '{"$record":["Slotted",{}]}',
             '{"$datetime":["2026-01-01T00:00:00","Nowhere/At_All",0]}',

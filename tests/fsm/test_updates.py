@@ -23,6 +23,7 @@ from stepwell.storage import Apply, Claim, Get, Release
 from stepwell.testing import Clock, FaultyStorage
 from tests.backends import Backend
 from tests.fsm.conftest import POLL, Form, Make, message
+from tests.insides import cells_of
 
 KEY = (42, 42)
 
@@ -580,5 +581,5 @@ async def test_memory_does_not_grow_with_the_number_of_users() -> None:
             async with fsm.conversation(message(user=user, chat=user, update_id=user)) as ctx:
                 assert ctx.state is None
         assert storage.waiters == {}
-        assert storage._cells == {}
+        assert cells_of(storage) == {}
         assert [task for task in asyncio.all_tasks() if "stepwell" in task.get_name()] == []

@@ -16,9 +16,10 @@ from stepwell.slot import Slot
 from stepwell.slot.waiters import turn_of
 from stepwell.storage import Applied, Apply, Claim, Claimed, Get
 from stepwell.storage.redis.cluster import SLOTS
-from stepwell.storage.redis.server import Node
+from stepwell.storage.redis.server import RedisNode
 from stepwell.storage.redis.wire import TAGS, tag_of
 from stepwell.storage.transport.batch import Batch
+from tests.insides import server_of
 from tests.servers.proxy import Proxy
 from tests.servers.redis import RedisCluster
 from tests.storage.key_checks import skip_key_checks
@@ -36,8 +37,8 @@ def masters() -> Iterator[RedisCluster]:
     cluster.stop()
 
 
-def _node(storage: Storage, key: int) -> Node:
-    node: Node = storage._server.owners[tag_of(storage.address(BOT, key))]  # type: ignore[attr-defined]
+def _node(storage: Storage, key: int) -> RedisNode:
+    node: RedisNode = server_of(storage).owners[tag_of(storage.address(BOT, key))]
     return node
 
 
@@ -51,7 +52,7 @@ def _keys_by_node(storage: Storage) -> dict[int, list[int]]:
 
 def _forget_owners(storage: Storage) -> None:
     """Let the next operations share one lane, as after a change of the map."""
-    storage._server.owners = [None] * TAGS  # type: ignore[attr-defined]
+    server_of(storage).owners = [None] * TAGS
 
 
 async def _gathered(calls: list[Awaitable[Any]]) -> list[Any]:
@@ -178,7 +179,7 @@ async def test_writes_follow_a_moved_slot_even_if_their_lane_is_never_idle(maste
             if found:
                 source.execute_command("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *found)
         write = _merge(storage, 0)
-        await until(lambda: storage.lane_of(write) == ("writes", Node("127.0.0.1", target.port)))
+        await until(lambda: storage.lane_of(write) == ("writes", RedisNode("127.0.0.1", target.port)))
         count = made
         await until(lambda: made > count + 50)
         stop.set()
@@ -198,7 +199,7 @@ async def test_a_call_to_a_node_that_lost_its_slots_is_sent_to_the_new_node_befo
         async with Proxy(_node(storage, 1).port) as proxy:
             proxy.fall_silent()
             # As if this node had been replaced while it did not answer.
-            storage._server.owners[_tag(storage, 1)] = Node("127.0.0.1", proxy.port)  # type: ignore[attr-defined]
+            server_of(storage).owners[_tag(storage, 1)] = RedisNode("127.0.0.1", proxy.port)
             async with asyncio.timeout(30):
                 assert await storage.update_data(BOT, 1, {"m": 1}) == {"n": 1, "m": 1}
             assert proxy.round_trips
@@ -316,6 +317,6 @@ async def test_a_write_and_a_claim_of_a_hash_tag_whose_slot_has_moved_follow_it(
                 storage.perform(Claim(claimed, "token", 5.0)),
             )
             assert [type(outcome) for outcome in outcomes] == [Applied, Claimed]
-            assert storage._server.owners[tag].port == target.port  # type: ignore[attr-defined]
+            assert server_of(storage).owners[tag].port == target.port
     finally:
         cluster.stop()

@@ -21,6 +21,7 @@ from stepwell.storage.postgres.places import TableSize
 from stepwell.storage.sqlite.schema import QUERIES
 from stepwell.testing.contract.suite import apply
 from tests.constants import Constants
+from tests.insides import file_of
 from tests.servers.postgres import shared
 
 #: A query that does not end.
@@ -172,5 +173,5 @@ async def test_sqlite_reads_few_pages_for_a_list_by_flow_or_state(sqlite: SQLite
 
 
 def pages_read(storage: SQLiteStorage) -> int:
-    writer = storage._file.writer
+    writer = file_of(storage).writer
     return sum(writer.status(each)[0] for each in (apsw.SQLITE_DBSTATUS_CACHE_HIT, apsw.SQLITE_DBSTATUS_CACHE_MISS))

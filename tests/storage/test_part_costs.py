@@ -17,6 +17,7 @@ from stepwell.storage import Apply, Get, Range
 from tests.backends.postgres import Postgres
 from tests.backends.redis import Redis
 from tests.backends.sqlite import SQLite
+from tests.insides import file_of
 from tests.reliability.dose import dose
 from tests.servers import postgres
 from tests.servers.redis import RedisServer
@@ -46,7 +47,7 @@ async def on_sqlite(tmp_path: Path) -> AsyncIterator[Cost]:
             steps += 1
             return False
 
-        connections = (storage._file.writer, storage._file.reader)  # type: ignore[attr-defined]
+        connections = (file_of(storage).writer, file_of(storage).reader)
         for connection in connections:
             connection.set_progress_handler(step, 1)
         try:

@@ -14,6 +14,7 @@ import pytest
 
 from stepwell import PostgresStorage, SQLiteStorage, Storage
 from stepwell.record import RUNS
+from tests.insides import file_of
 from tests.servers.postgres import shared
 
 RECORDS = 100_000
@@ -104,5 +105,5 @@ async def test_sqlite_reads_a_few_pages(tmp_path: Path) -> None:
 
 
 def pages_read(storage: SQLiteStorage) -> int:
-    writer = storage._file.writer
+    writer = file_of(storage).writer
     return sum(writer.status(each)[0] for each in (apsw.SQLITE_DBSTATUS_CACHE_HIT, apsw.SQLITE_DBSTATUS_CACHE_MISS))

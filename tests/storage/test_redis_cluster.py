@@ -37,6 +37,7 @@ from stepwell.storage.redis.wire import tag_of
 from stepwell.storage.transport.batch import Batch
 from tests.constants import Constants
 from tests.fsm.conftest import Form, message
+from tests.insides import server_of
 from tests.nodes.flows import Trail
 from tests.servers.proxy import Proxy
 from tests.servers.redis import RedisCluster, RedisServer, the_cluster
@@ -162,7 +163,7 @@ async def test_the_map_of_slots_is_not_taken_from_a_node_that_has_left_the_clust
                 client.execute_command("CLUSTER", "RESET")
             # Each load asks another node first.
             for _ in range(3):
-                await storage._server.find()  # type: ignore[attr-defined]
+                await server_of(storage).find()
                 assert await storage.get_state(BOT, 1) == State("f", "s")
     finally:
         cluster.stop()
@@ -252,7 +253,7 @@ async def test_a_claim_that_arrives_late_at_a_node_leases_nothing(patience: floa
     url = the_cluster().url(f"?prefix={uuid.uuid4().hex}")
     async with open_storage(url, sweep_every=None, patience=patience) as storage:
         await storage.set_state(BOT, 1, State("f", "s"))
-        owners = storage._server.owners  # type: ignore[attr-defined]
+        owners = server_of(storage).owners
         async with Proxy(owners[_tag(storage, 1)].port) as proxy:
             # The first call goes through the proxy. When it fails, the storage asks the Cluster again for the owner.
             owners[_tag(storage, 1)] = RedisNode("127.0.0.1", proxy.port)
@@ -274,7 +275,7 @@ async def test_a_claim_that_arrives_late_at_a_node_leases_nothing(patience: floa
 async def test_an_answer_to_an_earlier_batch_does_not_let_a_late_claim_through(monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_storage(the_cluster().url(f"?prefix={uuid.uuid4().hex}"), sweep_every=None) as storage:
         one, two = (storage.address(BOT, key) for key in _keys_of_one_tag(storage, 2))
-        server, tag, go = storage._server, tag_of(one), asyncio.Event()  # type: ignore[attr-defined]
+        server, tag, go = server_of(storage), tag_of(one), asyncio.Event()
 
         async def delayed(*args: Any, **options: Any) -> Any:
             answer = await type(server).evaluate(server, *args, **options)
@@ -286,7 +287,7 @@ async def test_an_answer_to_an_earlier_batch_does_not_let_a_late_claim_through(m
             patch.setattr(server, "evaluate", delayed)
             earlier = asyncio.create_task(storage.run(Batch.of([Claim(two, "two", 30.0)], "lane", 1)))
             await asyncio.sleep(0)
-        owners = storage._server.owners  # type: ignore[attr-defined]
+        owners = server_of(storage).owners
         async with Proxy(owners[tag].port) as proxy:
             owners[tag] = RedisNode("127.0.0.1", proxy.port)
             proxy.hold_what = b"EVALSHA"
@@ -305,7 +306,7 @@ async def test_writes_to_one_address_keep_their_order_while_its_node_changes() -
     url = the_cluster().url(f"?prefix={uuid.uuid4().hex}")
     async with open_storage(url, sweep_every=None, timeout=0.5) as storage:
         await storage.set_state(BOT, 1, State("f", "s"))
-        cluster = storage._server  # type: ignore[attr-defined]
+        cluster = server_of(storage)
         tag = _tag(storage, 1)
         async with Proxy(cluster.owners[tag].port) as proxy:
             proxy.fall_silent()

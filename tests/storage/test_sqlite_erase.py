@@ -14,6 +14,7 @@ from stepwell.fsm import FSM
 from stepwell.slot import Slot
 from tests.constants import Constants
 from tests.fsm.conftest import Form, message
+from tests.insides import file_of
 
 SECRET = b"SECRET"
 
@@ -59,7 +60,7 @@ async def test_the_texts_of_a_forgotten_user_are_in_no_file(path: str) -> None:
         async with Slot(storage, "bot", (1, 1)) as slot:
             slot.data["text"] = "SECRET"
             await slot.commit(memo=["SECRET"], parts={"SECRET": "SECRET"}, tags=("user:1",))
-        writer = storage._file.writer
+        writer = file_of(storage).writer
         writer.execute("UPDATE field SET value = value || 'SECRET' WHERE key = '(1,1)' AND name = 'text'")
         with pytest.raises(Exception, match="quarantine"):
             await storage.get_data("bot", (1, 1))

@@ -18,6 +18,7 @@ from stepwell.storage import Apply, Claim, Claimed, Get, Operation, Range, Resul
 from stepwell.storage.sqlite import connection
 from stepwell.storage.sqlite.storage import INLINE_BYTES
 from tests.constants import Constants
+from tests.insides import file_of
 from tests.storage.key_checks import skip_key_checks
 from tests.until import until, yields
 
@@ -71,13 +72,13 @@ async def test_writes_keep_their_order_between_two_batches(storage: Watched) -> 
 async def test_the_error_of_a_failed_commit_says_whether_it_may_have_been_made(
     storage: Watched, monkeypatch: pytest.MonkeyPatch, sent: bool
 ) -> None:
-    write = storage._file.write
+    write = file_of(storage).write
 
     def failing(work: Callable[[], Any], **options: Any) -> Any:
         write(work, **options)
         raise StorageUnavailable("the disk is gone", sent=sent, final=True)
 
-    monkeypatch.setattr(storage._file, "write", failing)
+    monkeypatch.setattr(file_of(storage), "write", failing)
     with pytest.raises(OutcomeUnknown if sent else StorageUnavailable, match="the disk is gone") as caught:
         await storage.update_data(BOT, KEY, {"n": 1})
     assert isinstance(caught.value, OutcomeUnknown) == sent
@@ -95,7 +96,7 @@ async def test_a_write_is_finished_after_its_caller_was_cancelled(storage: Watch
         storage.gate.set()
         await until(lambda: storage._idle)
         assert await storage.get_data(BOT, KEY) == {"n": number}
-    assert storage._file._commits <= 3, "the WAL is still checkpointed"
+    assert file_of(storage)._commits <= 3, "the WAL is still checkpointed"
 
 
 async def test_closing_waits_for_a_write_that_is_under_way(storage: Watched) -> None:

@@ -22,12 +22,13 @@ KILLED = """
 import asyncio, os, sys
 import apsw
 from stepwell import SQLiteStorage, State
+from tests.insides import file_of
 
 async def main():
     storage = SQLiteStorage(sys.argv[1], sweep_every=None)
     await storage.open()
     # The tables are in the file, and the records in the WAL.
-    storage._file.checkpoint(cut=True)
+    file_of(storage).checkpoint(cut=True)
     for number in range(20):
         await storage.set_state("bot", number, State("flow", "state", {"number": number}))
     {more}
@@ -103,7 +104,7 @@ async def test_writes_behind_a_flipped_bit_in_the_wal_are_counted_in_a_warning(
         "",
         # Frames of an earlier WAL are behind the new ones.
         """
-        storage._file.checkpoint()
+        file_of(storage).checkpoint()
         await storage.set_state("bot", 19, State("flow", "state", {"number": 19}))
         """,
         # Frames of a transaction that was rolled back are behind a shorter one.

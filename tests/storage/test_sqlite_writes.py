@@ -22,6 +22,7 @@ from stepwell.storage import Apply, Claim, Claimed, Operation, Query, Release
 from stepwell.storage.sqlite import connection
 from stepwell.testing import Clock
 from tests.constants import Constants
+from tests.insides import file_of
 from tests.until import until
 
 BOT = "bot"
@@ -158,7 +159,7 @@ async def test_batches_of_many_tasks_use_prepared_statements(tmp_path: Path) -> 
                 await slot.commit()
 
         async def prepared() -> int:
-            found: dict[str, int] = await storage._opened_thread().call(storage._file.writer.cache_stats)
+            found: dict[str, int] = await storage._opened_thread().call(file_of(storage).writer.cache_stats)
             # PRAGMA synchronous is never kept.
             return found["misses"] - found["no_cache"]
 
@@ -177,12 +178,12 @@ async def test_a_write_touches_only_the_indexes_whose_columns_change(tmp_path: P
     async with SQLiteStorage(str(tmp_path / "bot.db"), sweep_every=None) as storage:
         await storage.set_state(BOT, 1, State("flow", "state", {"count": 0}))
         traced: list[str] = []
-        storage._file.writer.trace_v2(apsw.SQLITE_TRACE_STMT, lambda event: traced.append(event["sql"]))
+        file_of(storage).writer.trace_v2(apsw.SQLITE_TRACE_STMT, lambda event: traced.append(event["sql"]))
         await storage.update_data(BOT, 1, {"count": 1})
         async with Slot(storage, BOT, 1) as slot:
             slot.state = "other"
             await slot.commit()
-        execute = storage._file.writer.execute
+        execute = file_of(storage).writer.execute
         sets = [re.findall(r"(\w+)=\?", sql) for sql in traced if sql.startswith("UPDATE record")]
         indexes = [row[1] for row in execute("PRAGMA index_list(record)")]
         columns = {row[2] for index in indexes for row in execute(f"PRAGMA index_info({index})")}
@@ -249,7 +250,7 @@ async def test_the_file_does_not_grow_without_bound(tmp_path: Path, clock: Clock
             )
             clock.advance(61)
             assert (await storage.sweep()).removed == 300
-            storage._file.checkpoint(cut=True)
+            file_of(storage).checkpoint(cut=True)
             sizes.append(path.stat().st_size)
     assert sizes[-1] <= sizes[11] * 1.1
 
@@ -351,7 +352,7 @@ async def test_a_wal_that_could_not_be_truncated_is_overwritten_to_its_end(
         reader = apsw.Connection(path)
         reader.execute("BEGIN")
         assert reader.execute("SELECT count(*) FROM field").get == 1
-        assert not storage._file.checkpoint(cut=True)
+        assert not file_of(storage).checkpoint(cut=True)
         reader.close()
         await write(60, 1)
         # These commits are larger, but the file of the WAL still has the length of the first ones.
@@ -367,10 +368,10 @@ async def test_reads_run_on_the_loop_and_keep_no_snapshot(tmp_path: Path) -> Non
         with pytest.raises(StopIteration) as ended:
             reading.send(None)
         assert ended.value.value == State("a", data={"b": 1})
-        assert storage._file.reader.txn_state() == apsw.SQLITE_TXN_NONE
+        assert file_of(storage).reader.txn_state() == apsw.SQLITE_TXN_NONE
         page = await storage.page(Query(BOT), None, 10)
         assert len(page.records) == 1
-        assert storage._file.writer.txn_state() == apsw.SQLITE_TXN_NONE
+        assert file_of(storage).writer.txn_state() == apsw.SQLITE_TXN_NONE
 
 
 async def test_the_loop_does_not_wait_for_the_lock_of_another_connection(tmp_path: Path) -> None:
@@ -389,7 +390,7 @@ async def test_the_loop_does_not_wait_for_the_lock_of_another_connection(tmp_pat
 
 
 def rows(storage: SQLiteStorage) -> dict[str, int]:
-    count = storage._file.reader.execute
+    count = file_of(storage).reader.execute
     return {
         table: count(f"SELECT count(*) FROM {table}").get
         for table in ("record", "field", "part", "memo", "tag", "lease")

@@ -12,6 +12,7 @@ from stepwell.record import INBOX
 from stepwell.storage.operations import Get
 from stepwell.telegram.receiving.inbox import Inbox
 from tests.backends import Backend
+from tests.insides import cell_at
 from tests.until import yields
 
 pytestmark = pytest.mark.every_backend
@@ -109,7 +110,7 @@ async def test_a_damaged_update_is_skipped(caplog: pytest.LogCaptureFixture) -> 
     async with MemoryStorage() as storage:
         inbox = Inbox(storage, "my_bot")
         await inbox.keep([update(1), update(2)])
-        cell = storage._cells[storage.address(INBOX, "my_bot")]
+        cell = cell_at(storage, INBOX, "my_bot")
         cell.parts["1"] = "00000000 " + cell.parts["1"][9:]
         assert await Inbox(storage, "my_bot").load() == [update(2)]
         assert "update 1 in the inbox is damaged" in caplog.text
