@@ -8,13 +8,14 @@ from math import isfinite
 from stepwell._secrets import quoted
 from stepwell.errors import InvalidOption
 from stepwell.nodes.walk.execution import check_concurrency
+from stepwell.options import check_whole
 
 __all__ = ["Limit"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """How many runs of a flow a worker runs at once, and how many all workers start in a time.
+    """How many runs of a flow a worker and all workers run at once, and how many all workers start in a time.
 
     Example::
 
@@ -23,12 +24,20 @@ class Limit:
 
     #: The most runs at once in this worker.
     concurrency: int | None = None
+    #: The most runs at once in all workers together. All of them must have the same limit.
+    everywhere: int | None = None
     #: ``(100, 60)``: all workers together start at most 100 queued runs in any 60 seconds.
     rate: tuple[int, float] | None = None
 
     def __post_init__(self) -> None:
         if self.concurrency is not None:
             check_concurrency(self.concurrency)
+        check_whole(
+            self.everywhere,
+            "everywhere={}: give the most runs at once in all workers, at least 1, or None",
+            least=1,
+            optional=True,
+        )
         if self.rate is None:
             return
         valid = isinstance(self.rate, tuple) and len(self.rate) == 2

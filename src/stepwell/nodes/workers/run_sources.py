@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepwell.dispatch import QueueSource, RecordSource, TaskLimit, TimerSource
 from stepwell.errors import StoredDataError
+from stepwell.nodes.queue.everywhere import Everywhere
 from stepwell.nodes.queue.rates import Rate
 from stepwell.nodes.run.notices import workers_topic
 from stepwell.nodes.run.table import flow_indexes, table_of
@@ -39,25 +40,58 @@ class RunSource(RecordSource):
     rate: Rate | None
     #: The runs that were started with a permit of their flow's rate.
     permitted: set[Address]
+    everywhere: Everywhere | None
 
     async def serve(self, address: Address) -> bool:
         """Run a run to its end or its next wait."""
         return await self.take_up(self, address)
 
     def ended(self, address: Address, *, served: bool) -> None:
-        """Give back the permit of a run that another worker has started."""
+        """Let other runs start in its place, and give back the permit of a run that another worker has started."""
+        if self.everywhere is not None:
+            self.everywhere.give_back(address)
         if address in self.permitted:
             self.permitted.discard(address)
             if not served and self.rate is not None:
                 self.rate.give_back()
 
-    async def take_permits(self, starts: list[Address]) -> set[Address]:
-        """Return the runs that the rate of the flow does not allow to start now."""
+    def wake(self) -> None:
+        """Read it as soon as a task may start; a run may have ended in another worker."""
+        super().wake()
+        if self.everywhere is not None:
+            self.everywhere.free_at = 0.0
+
+    @property
+    def limits_free_at(self) -> float:
+        """The loop time at which the limits over all workers may let a run start again."""
+        times = [each.free_at for each in (self.rate, self.everywhere) if each is not None]
+        return max(times, default=0.0)
+
+    async def refused(self, found: list[Address], starts: list[Address]) -> set[Address]:
+        """Return the found runs that the limits over all workers do not allow to go on now.
+
+        ``starts``: those that have not started before, which the rate counts.
+        """
+        if self.everywhere is None:
+            return await self._refused_by_rate(starts)
+        allowed = await self.everywhere.take(found)
+        refused = set(found).difference(allowed)
+        for address in await self._refused_by_rate([each for each in starts if each in allowed]):
+            self.everywhere.give_back(address)
+            refused.add(address)
+        return refused
+
+    async def _refused_by_rate(self, starts: list[Address]) -> set[Address]:
         if self.rate is None or not starts:
             return set()
         permitted = starts[: await self.rate.take(len(starts))]
         self.permitted.update(permitted)
         return set(starts).difference(permitted)
+
+    async def close(self) -> None:
+        """Wait until the ends of its runs are known to other workers."""
+        if self.everywhere is not None:
+            await self.everywhere.close()
 
 
 class QueuedRuns(RunSource, QueueSource):
@@ -65,14 +99,15 @@ class QueuedRuns(RunSource, QueueSource):
 
     @property
     def free_at(self) -> float:
-        """The loop time at which the rate has permits again."""
-        return 0.0 if self.rate is None else self.rate.free_at
+        """The loop time at which runs may start again."""
+        return self.limits_free_at
 
     async def permit(self, found: list[Address]) -> list[Address]:
-        """Return the runs that the rate of the flow allows to start now."""
-        refused = await self.take_permits(found)
+        """Return the runs that the limits of the flow allow to start now."""
+        refused = await self.refused(found, found)
         if refused:
-            self.wake()
+            # Not wake(): the limit over all workers has just said when to look again.
+            super(RunSource, self).wake()
         return [address for address in found if address not in refused]
 
 
@@ -80,11 +115,11 @@ class DueRuns(RunSource, TimerSource):
     """The runs of a flow with a due timer: they sleep, wait with a timeout, have mail, or their runner has died."""
 
     async def permit(self, found: list[Address]) -> list[Address]:
-        """Return the runs that the rate of the flow allows to start now. It does not limit runs that have started."""
-        if self.rate is None or not found:
+        """Return the runs that the limits of the flow allow to go on now. A rate counts those that have not started."""
+        if (self.rate is None and self.everywhere is None) or not found:
             return found
-        refused = await self.take_permits(await self._not_started(found))
-        until = max(self.rate.free_at - asyncio.get_running_loop().time(), 0.01)
+        refused = await self.refused(found, await self._not_started(found) if self.rate is not None else [])
+        until = max(self.limits_free_at - asyncio.get_running_loop().time(), 0.01)
         for address in refused:
             self.pauses.add(address, (until, until))
         return [address for address in found if address not in refused]
@@ -112,6 +147,8 @@ def sources_of(
         own = None if limit is None or limit.concurrency is None else TaskLimit(limit.concurrency)
         rate = None if limit is None or limit.rate is None else Rate(storage, flow._title(), *limit.rate)
         indexes = flow_indexes(flow._title(), flow.revision)
+        count = None if limit is None else limit.everywhere
+        everywhere = None if count is None else Everywhere(storage, flow._title(), count, indexes)
         options: dict[str, Any] = {
             "limits": [shared] if own is None else [shared, own],
             "topics": [workers_topic(index) for index in indexes],
@@ -121,5 +158,6 @@ def sources_of(
         queued = QueuedRuns(storage, RUNS, indexes, pauses=QUEUED_PAUSES, **options)
         for source in (due, queued):
             source.flow, source.take_up, source.rate, source.permitted = flow, take_up, rate, set()
+            source.everywhere = everywhere
             sources.append(source)
     return sources
