@@ -68,7 +68,7 @@ async def test_the_place_of_a_dead_worker_is_free_again(backend: Backend, clock:
     flow = NodeFlow(node, name="limited", storage=storage)
     gone, waiting = (storage.address(RUNS, each).key for each in ("gone", "waiting"))
     await flow.submit({"name": "late"}, flow_id="waiting", after=3600)
-    await storage.set_data(RATES, ("limited", "everywhere"), {"runs": {gone: clock(), waiting: clock()}})
+    await storage.set_data(RATES, ("limited", "everywhere"), {"runs": {gone: ["w", clock()], waiting: ["w", clock()]}})
     handle = await flow.submit({"name": "a"})
     async with worker([flow], limits={flow: Limit(everywhere=2)}):
         await until(lambda: storage.get_data(RATES, ("limited", "everywhere")), lambda data: data.get("waiting"))

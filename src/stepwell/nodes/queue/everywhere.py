@@ -1,7 +1,7 @@
 """The limit of a flow over all workers: one record for each flow names the runs that may run now.
 
-A worker adds its runs before it starts them, and removes them when they have ended or parked. The entry of a worker
-that has died names a run that is not running any more, or one that the next worker continues under the same entry.
+A worker adds its runs before it starts them, and removes its entries when they have ended or parked. The entry of a
+worker that has died names a run that is not running any more, or one whose next worker takes the entry over.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 #: Seconds before a limit that is used up is read again, if no notice comes before.
 PAUSE = 0.5
+#: The same if there are places left, but another worker is about to start the runs that were found.
+SHORT_PAUSE = 0.05
 #: Seconds for which an entry counts whose run has not started yet.
 STARTING = 10.0
 
-#: When each run was added, by its encoded key.
-_Entries = dict[str, float]
+#: The worker of each run, and when it has added the run, by the run's encoded key.
+_Entries = dict[str, tuple[str, float]]
 
 
 class Everywhere:
@@ -44,6 +46,9 @@ class Everywhere:
         self._indexes = tuple(indexes)
         #: When runs may be free to start again, in loop time.
         self.free_at: float = 0.0
+        self._name = storage.ids()
+        #: The runs whose entries this worker has taken over from another one.
+        self._taken_over: set[str] = set()
         self._ended: set[str] = set()
         self._returning: asyncio.Task[None] | None = None
 
@@ -60,12 +65,18 @@ class Everywhere:
                 entries = _entries(slot.data.get("runs", {}))
                 if len(entries) + len(wanted) > self._count:
                     entries = await self._running(entries, slot.now)
-                got = [each for each in wanted if each.key in entries]
-                others = [each for each in wanted if each.key not in entries]
-                got += others[: max(self._count - len(entries), 0)]
-                entries |= dict.fromkeys([each.key for each in got], slot.now)
-                waiting = len(got) < len(wanted) or bool(slot.data.get("waiting"))
-                slot.data = {"runs": entries, "waiting": waiting}
+                others = {key: at for key, (name, at) in entries.items() if name != self._name}
+                starting = {key for key, at in others.items() if at > slot.now - STARTING}
+                got = [each for each in wanted if each.key in entries and each.key not in starting]
+                self._taken_over.update(each.key for each in got if each.key in others)
+                new = [each for each in wanted if each.key not in entries]
+                got += new[: max(self._count - len(entries), 0)]
+                full = len(entries) + len(new) > self._count
+                entries |= {each.key: (self._name, slot.now) for each in got}
+                slot.data = {
+                    "runs": {key: list(entry) for key, entry in entries.items()},
+                    "waiting": full or bool(slot.data.get("waiting")),
+                }
                 await slot.commit(expiry=DAY, force=True)
         except (Busy, LeaseLost):
             self.free_at = loop.time() + 0.1
@@ -76,24 +87,29 @@ class Everywhere:
             self.free_at = loop.time() + STARTING
             return []
         if len(got) < len(wanted):
-            self.free_at = loop.time() + PAUSE
+            self.free_at = loop.time() + (PAUSE if full else SHORT_PAUSE)
         # They may be running again before the entries of their last time were removed.
         self._ended.difference_update(each.key for each in got)
         return got
 
     async def _running(self, entries: _Entries, now: float) -> _Entries:
         """Return the entries without those whose runs do not run."""
-        old = [key for key, at in entries.items() if at < now - STARTING]
+        old = [key for key, (_, at) in entries.items() if at < now - STARTING]
         runs = await asyncio.gather(*(read_run(self._storage, Address(self._namespace, key)) for key in old))
         gone = {key for key, run in zip(old, runs, strict=True) if run is None or run.table["status"] != "running"}
-        return {key: at for key, at in entries.items() if key not in gone}
+        return {key: entry for key, entry in entries.items() if key not in gone}
 
     @property
     def _namespace(self) -> str:
         return self._storage.address(RUNS, "-").namespace
 
-    def give_back(self, address: Address) -> None:
+    def give_back(self, address: Address, *, served: bool) -> None:
         """Let another run start, because this one has ended or was not started here."""
+        if address.key in self._taken_over:
+            self._taken_over.discard(address.key)
+            if not served:
+                # The worker before still runs it.
+                return
         self._ended.add(address.key)
         if self._returning is None or self._returning.done():
             self._returning = asyncio.get_running_loop().create_task(self._give_back(), name="stepwell-limit")
@@ -106,7 +122,13 @@ class Everywhere:
                     entries = _entries(slot.data.get("runs", {}))
                     ended &= self._ended
                     waiting = bool(slot.data.get("waiting"))
-                    slot.data = {"runs": {key: at for key, at in entries.items() if key not in ended}}
+                    slot.data = {
+                        "runs": {
+                            key: [name, at]
+                            for key, (name, at) in entries.items()
+                            if key not in ended or name != self._name
+                        }
+                    }
                     await slot.commit(expiry=DAY)
             except StepwellError as error:
                 # Entries of runs that do not run are removed later.
@@ -127,4 +149,4 @@ def _entries(stored: Any) -> _Entries:
     """Return the stored entries; a damaged record has none."""
     if conform(stored, _Entries)[1] is not None:
         return {}
-    return dict(stored)
+    return {key: (name, at) for key, (name, at) in stored.items()}

@@ -49,7 +49,7 @@ class RunSource(RecordSource):
     def ended(self, address: Address, *, served: bool) -> None:
         """Let other runs start in its place, and give back the permit of a run that another worker has started."""
         if self.everywhere is not None:
-            self.everywhere.give_back(address)
+            self.everywhere.give_back(address, served=served)
         if address in self.permitted:
             self.permitted.discard(address)
             if not served and self.rate is not None:
@@ -77,7 +77,7 @@ class RunSource(RecordSource):
         allowed = await self.everywhere.take(found)
         refused = set(found).difference(allowed)
         for address in await self._refused_by_rate([each for each in starts if each in allowed]):
-            self.everywhere.give_back(address)
+            self.everywhere.give_back(address, served=False)
             refused.add(address)
         return refused
 
