@@ -109,6 +109,8 @@ def reason_of(run: Run) -> str | None:
         return f"{error.type}: {error.message}" if error.message else error.type
     if run.status not in FINAL and run.recoveries:
         return f"its runner died {counted(run.recoveries, 'time')} at this node"
+    if run.undoing is not None:
+        return f"its nodes are undone; then it is {run.undoing}"
     return "interrupted; the next worker continues it" if run.interrupted else None
 
 

@@ -97,6 +97,7 @@ def run_json(run: Run | DamagedRun) -> dict[str, Any]:
         **asdict(run),
         "errors": [each._asdict() for each in run.errors],
         "progress": {node: each._asdict() for node, each in run.progress.items()},
+        "undone": [each._asdict() for each in run.undone],
         "waits": [{**each._asdict(), "question": shown_value(each.question)} for each in run.waits],
     }
 
@@ -129,6 +130,7 @@ def _print_run(run: Run, shared: dict[str, Any]) -> None:
             "node": run.node,
             "branches": ", ".join(run.branches.values()) or None,
             "path": " > ".join(run.path) or None,
+            "undone": " > ".join(each.node for each in run.undone) or None,
             "revision": run.revision,
             "tags": ", ".join(f"{name}={value}" for name, value in run.tags.items()) or None,
             "started": moment(run.started_at or None),

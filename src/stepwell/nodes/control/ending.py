@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepwell._secrets import quoted
-from stepwell.errors import Conflict, LeaseLost, RunCancelled, RunPaused, StorageError
+from stepwell.errors import Conflict, LeaseLost, RunCancelled, RunFailed, RunPaused, RunStuck, StorageError
+from stepwell.nodes.control import undoing
 from stepwell.nodes.queue import children
 from stepwell.nodes.run import deaths, lease
 from stepwell.nodes.run.branch import Park
 from stepwell.nodes.run.mail import topic_of
 from stepwell.nodes.run.notices import wake_waiters
-from stepwell.nodes.run.table import FINAL, table_of
+from stepwell.nodes.run.table import FINAL, run_table, table_of
 from stepwell.nodes.walk.on_error import attach
 from stepwell.nodes.walk.runner import run_root
 from stepwell.storage.wakeups.local import add_listener
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from stepwell.nodes.run.journal import Journal
     from stepwell.nodes.walk.execution import Execution
 
-__all__ = ["commit_cancelled", "execute", "release"]
+__all__ = ["commit_cancelled", "execute", "execute_undo", "release"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -33,13 +34,7 @@ T = TypeVar("T")
 
 async def execute(run: Execution, journal: Journal, params: Mapping[str, Any]) -> dict[str, Any]:
     """Run from the position in the journal, commit the end of the run, and wake the calls that wait for it."""
-    slot = journal.slot
-    stop_listening = add_listener(slot.storage.wake_key, topic_of(journal.flow_id), journal.mailbox.look_soon)
-    slot.on_version = journal.mailbox.check_version
-    lag = deaths.measure_lag()
-    left = journal.left()
-    timer = None if left is None else asyncio.get_running_loop().call_later(left, journal.time_out)
-    try:
+    async with _executing(run, journal):
         while True:
             try:
                 await _run_to_end(run, journal, params)
@@ -51,10 +46,35 @@ async def execute(run: Execution, journal: Journal, params: Mapping[str, Any]) -
                         await release(journal, ended=False)
                     raise parked from None
                 if journal.mailbox.cancel is not None:
-                    raise await commit_cancelled(journal, run) from None
+                    raise await _end_cancelled(journal, run) from None
                 # An answer has arrived meanwhile.
                 continue
             return journal.shared
+
+
+async def execute_undo(run: Execution, journal: Journal) -> RunFailed | RunCancelled:
+    """Go on to undo the nodes of a run, and return its end as an exception to raise."""
+    async with _executing(run, journal):
+        undo = run_table(journal.slot)["undo"]
+        ends = await undoing.go_on(journal, run)
+        await release(journal)
+    if ends == "cancelled":
+        return RunCancelled(journal.flow_id, undo["reason"])
+    _, node, kind, message, *_ = undo.get("cause", (0.0, "", "Exception", "unknown"))
+    return RunFailed(journal.flow_id, node, kind, message)
+
+
+@asynccontextmanager
+async def _executing(run: Execution, journal: Journal) -> AsyncIterator[None]:
+    """Read mail while a run executes, and let a worker continue it if its call is cancelled."""
+    slot = journal.slot
+    stop_listening = add_listener(slot.storage.wake_key, topic_of(journal.flow_id), journal.mailbox.look_soon)
+    slot.on_version = journal.mailbox.check_version
+    lag = deaths.measure_lag()
+    left = journal.left()
+    timer = None if left is None else asyncio.get_running_loop().call_later(left, journal.time_out)
+    try:
+        yield
     except asyncio.CancelledError:
         await _interrupt(journal, run=run)
         raise
@@ -77,7 +97,7 @@ async def _run_to_end(run: Execution, journal: Journal, params: Mapping[str, Any
     run.visits = journal.visits.copy()
     if journal.mailbox.cancel is not None:
         # The commit before has found the mail.
-        raise await commit_cancelled(journal, run)
+        raise await _end_cancelled(journal, run)
     try:
         async with _Cancellable(journal, run):
             await run_root(journal.program.root, run, journal.shared, params, journal)
@@ -89,11 +109,9 @@ async def _run_to_end(run: Execution, journal: Journal, params: Mapping[str, Any
             # Another runner has the record, or the storage is unavailable.
             raise
         try:
-            for path in await journal.fail(error):
-                error.add_note(
-                    f"the answer to {quoted(path)} is stored: flow.resume({quoted(journal.flow_id)}) uses it again, "
-                    f"flow.resume({quoted(journal.flow_id)}, value) replaces it"
-                )
+            await _fail(run, journal, error)
+        except RunStuck as stuck:
+            raise stuck from error
         except Exception as failure:  # noqa: BLE001 - it must not hide the error of the run
             # The run has not ended, so it keeps its partition.
             attach(error, [failure])
@@ -102,6 +120,20 @@ async def _run_to_end(run: Execution, journal: Journal, params: Mapping[str, Any
         raise
     await release(journal)
     run.end("run.finished")
+
+
+async def _fail(run: Execution, journal: Journal, error: Exception) -> None:
+    """Commit that a run has failed, after its nodes were undone."""
+    if journal.undos:
+        await journal.note_failure(error)
+        await undoing.begin(journal, "failed")
+        await undoing.go_on(journal, run)
+        return
+    for path in await journal.fail(error):
+        error.add_note(
+            f"the answer to {quoted(path)} is stored: flow.resume({quoted(journal.flow_id)}) uses it again, "
+            f"flow.resume({quoted(journal.flow_id)}, value) replaces it"
+        )
 
 
 async def release(journal: Journal, *, ended: bool = True) -> None:
@@ -133,7 +165,7 @@ class _Cancellable:
                 with suppress(asyncio.CancelledError):
                     await asyncio.sleep(0)
             task.uncancel()
-        cancelled = await commit_cancelled(journal, self._run)
+        cancelled = await _end_cancelled(journal, self._run)
         if task.cancelling() > self._cancelling:
             raise asyncio.CancelledError
         raise cancelled from None
@@ -144,15 +176,26 @@ class _Cancellable:
             self._task.cancel()
 
 
-async def commit_cancelled(journal: Journal, run: Execution | None = None) -> RunCancelled:
-    """Commit that mail has cancelled the run, and return the exception to raise; ``run`` is its execution, if any."""
+async def _end_cancelled(journal: Journal, run: Execution) -> RunCancelled:
+    """Commit that mail has cancelled a run that executes, and return the exception to raise."""
+    cancelled = await commit_cancelled(journal, lambda: run)
+    if run.began:
+        run.end("run.cancelled", error=cancelled)
+    return cancelled
+
+
+async def commit_cancelled(journal: Journal, execution: Callable[[], Execution]) -> RunCancelled:
+    """Undo the nodes of a run that mail has cancelled, commit its end, and return the exception to raise."""
     assert journal.mailbox.cancel is not None
     cancelled = RunCancelled(journal.flow_id, journal.mailbox.cancel["reason"])
     if await journal.slot.reload():
-        await children.cancel(journal.slot, journal.flow_id, cancelled.reason)
+        await children.cancel_all(journal.slot.storage, journal.flow_id, undoing.hand_over)
+        if journal.undos:
+            await undoing.begin(journal, "cancelled", cancelled.reason)
+            await undoing.go_on(journal, execution())
+        else:
+            await lease.cancel(journal.slot, cancelled.reason)
         await release(journal)
-    if run is not None and run.began:
-        run.end("run.cancelled", error=cancelled)
     return cancelled
 
 
@@ -168,8 +211,12 @@ async def _interrupt(journal: Journal, *, run: Execution) -> None:
                 await lease.interrupt(journal.slot)
             elif table is not None and table["status"] not in FINAL:
                 cancelled = RunCancelled(journal.flow_id, "its call was cancelled")
-                await children.cancel(journal.slot, journal.flow_id, cancelled.reason)
-                await release(journal)
+                await children.cancel_all(journal.slot.storage, journal.flow_id, undoing.hand_over)
+                if table.get("undos"):
+                    await undoing.hand_over(journal.slot, cancelled.reason)
+                else:
+                    await lease.cancel(journal.slot, cancelled.reason)
+                    await release(journal)
                 run.end("run.cancelled", error=cancelled)
     except Exception as error:  # noqa: BLE001 - the caller must get its cancellation
         logger.info(

@@ -17,6 +17,7 @@ from stepwell.errors import (
     FlowChanged,
     InvalidOption,
     LeaseLost,
+    RunBusy,
     RunCancelled,
     RunFinished,
     StepwellError,
@@ -25,7 +26,8 @@ from stepwell.errors import (
     Unstorable,
     UsageError,
 )
-from stepwell.nodes.control import runs
+from stepwell.nodes.control import runs, undoing
+from stepwell.nodes.graph.building import NodeGraph
 from stepwell.nodes.graph.plan import program_of
 from stepwell.nodes.queue import children, partitions
 from stepwell.nodes.run import lease, mail, monitor, waits
@@ -154,7 +156,27 @@ async def cancel(flow: BaseFlow, flow_id: str, reason: str | None, *, storage: S
     await _check_unreplaced(storage, flow_id)
     if not await _send(storage, flow_id, "cancel", message_of):
         return
-    await _once_free(storage, flow_id, lambda slot: _cancel_held(slot, flow_id, reason))
+    handed_over = False
+
+    async def act(slot: Slot) -> None:
+        nonlocal handed_over
+        handed_over = await _cancel_held(slot, flow_id, reason)
+
+    await _once_free(storage, flow_id, act)
+    # An operator without the code of the flow leaves it to a worker.
+    if handed_over and not (isinstance(flow, NodeGraph) and flow._start is None):
+        await _undo(flow, flow_id, storage)
+
+
+async def _undo(flow: Any, flow_id: str, storage: Storage) -> None:
+    """Undo the nodes of a cancelled run here, or wait until a worker has."""
+    while True:
+        try:
+            await runs.resume(flow, flow_id, ..., storage=storage, new_execution=flow._new_execution)
+        except RunBusy:
+            continue
+        except RunCancelled:
+            return
 
 
 async def pause(flow: BaseFlow, flow_id: str, *, storage: Storage) -> None:
@@ -265,6 +287,10 @@ async def _retry(
             if table is None or table["status"] not in statuses:
                 return False
             _check_flow(flow, flow_id, slot.place, "retried")
+            if table["status"] == "failed" and "undone" in table:
+                if named:
+                    raise runs.undone_error(flow_id)
+                return False
             if "parent" in table and await children.is_cancelled(storage, table["parent"]):
                 if named:
                     raise UsageError(
@@ -285,14 +311,22 @@ async def _retry(
     return True
 
 
-async def _cancel_held(slot: Slot, flow_id: str, reason: str | None) -> None:
+async def _cancel_held(slot: Slot, flow_id: str, reason: str | None) -> bool:
+    """Cancel a run without a runner; return whether its nodes are still to be undone."""
     table = held_table(slot)
     if table is None or table["status"] == "finished":
         raise RunFinished(flow_id)
-    if table["status"] != "cancelled":
-        await children.cancel(slot, flow_id, reason)
-        wake_waiters(slot.storage, flow_id)
-        await children.release(slot.storage, slot.place.flow or "", flow_id, table)
+    if table["status"] == "cancelled":
+        return False
+    await children.cancel_all(slot.storage, flow_id, undoing.hand_over)
+    # A run that is stuck because an undo() has failed ends without the rest of them.
+    if table.get("undos") and not ("undo" in table and table["status"] == "stuck"):
+        await undoing.hand_over(slot, reason)
+        return True
+    await lease.cancel(slot, reason)
+    wake_waiters(slot.storage, flow_id)
+    await children.release(slot.storage, slot.place.flow or "", flow_id, table)
+    return False
 
 
 async def _send(storage: Storage, flow_id: str, kind: mail.Kind, message_of: mail.LetterOf) -> bool:

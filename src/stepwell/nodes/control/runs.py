@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from stepwell._secrets import quoted
@@ -17,6 +18,7 @@ from stepwell.errors import (
     RunBusy,
     RunCancelled,
     RunExists,
+    RunFailed,
     RunFinished,
     RunPaused,
     RunReplaced,
@@ -25,8 +27,9 @@ from stepwell.errors import (
     UsageError,
 )
 from stepwell.errors.wording import counted
-from stepwell.nodes.control.ending import commit_cancelled, execute, release
-from stepwell.nodes.deploy.loading import load, load_queued
+from stepwell.nodes.control.ending import commit_cancelled, execute, execute_undo, release
+from stepwell.nodes.control.undoing import begin
+from stepwell.nodes.deploy.loading import load, load_queued, load_undoing
 from stepwell.nodes.graph.plan import program_of
 from stepwell.nodes.queue import children, partitions
 from stepwell.nodes.run import deaths, lease, waits
@@ -45,7 +48,7 @@ if TYPE_CHECKING:
     from stepwell.slot import Slot
     from stepwell.storage import Storage
 
-__all__ = ["raise_missing", "resume", "start"]
+__all__ = ["raise_missing", "resume", "start", "undone_error"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -214,6 +217,10 @@ async def _continue(
         return dict(slot.data)
     program = program_of(flow, without_loop=False, durable=True)
     journal = Journal(slot, program, flow._title(), flow_id, dict(slot.data))
+    if "undo" in table:
+        raise await _go_on_undoing(flow, journal, table, new_execution, by_worker=by_worker)
+    if table["status"] == "failed" and "undone" in table:
+        raise undone_error(flow_id)
     if table.get("before", table["status"]) == "queued":
         return await _take(journal, table, value, new_execution, by_worker=by_worker)
     async with _quarantine(slot), _mark_stuck(journal, new_execution):
@@ -222,7 +229,7 @@ async def _continue(
         # Somebody has decided to go on, whatever time has passed.
         journal.submitted.pop("timeout", None)
     _check_timeout(journal)
-    await _obey(journal, by_worker)
+    await _obey(journal, by_worker, new_execution)
     if table["status"] == "running" and not table.get("interrupted") and not deaths.was_left_alive(journal.slot):
         await _count_recovery(flow, journal, table.get("recoveries", 0) + 1, new_execution)
     if wait_id is not None:
@@ -233,7 +240,7 @@ async def _continue(
     if "partition" in table and table["status"] not in partitions.HOLDING:
         # Also if it only waits again: a run keeps its partition while it waits.
         await partitions.acquire(slot, flow_id, journal.flow, table)
-    await _park_again(journal, table["status"], by_worker)
+    await _park_again(journal, table["status"], by_worker, new_execution)
     if by_worker and not deaths.begin_suspect(journal, journal.recoveries):
         raise RunBusy(flow_id, 0.0)
     try:
@@ -273,7 +280,7 @@ def _answer(journal: Journal, wait_id: str | None, value: Any) -> None:
     journal.set_answer(path, value)
 
 
-async def _park_again(journal: Journal, stored: str, by_worker: bool) -> None:
+async def _park_again(journal: Journal, stored: str, by_worker: bool, new_execution: NewExecution) -> None:
     """Raise ``Parked`` if a run waits or sleeps, and has nothing to continue with. ``stored``: its stored status."""
     slot = journal.slot
     ready = journal.overdue or any(waits.has_answer(inside) for inside in journal.open.values())
@@ -290,7 +297,32 @@ async def _park_again(journal: Journal, stored: str, by_worker: bool) -> None:
     if parked is not None:
         raise parked
     if journal.mailbox.cancel is not None:
-        raise await commit_cancelled(journal)
+        raise await commit_cancelled(journal, partial(new_execution, journal.program, journal.flow_id))
+
+
+async def _go_on_undoing(
+    flow: BaseFlow, journal: Journal, table: dict[str, Any], new_execution: NewExecution, *, by_worker: bool
+) -> RunFailed | RunCancelled:
+    """Undo the nodes of a run that another runner has begun to undo, and return its end as an exception to raise."""
+    async with _quarantine(journal.slot):
+        await load_undoing(journal, table)
+    if table["status"] == "running" and not table.get("interrupted") and not deaths.was_left_alive(journal.slot):
+        await _count_recovery(flow, journal, table.get("recoveries", 0) + 1, new_execution)
+    if by_worker and not deaths.begin_suspect(journal, journal.recoveries):
+        raise RunBusy(journal.flow_id, 0.0)
+    try:
+        await begin(journal, table["undo"]["ends"], table["undo"]["reason"])
+        return await execute_undo(new_execution(journal.program, journal.flow_id), journal)
+    finally:
+        deaths.end_suspect(journal)
+
+
+def undone_error(flow_id: str) -> UsageError:
+    """Return the error for a run that cannot go on where it failed, because its nodes were undone."""
+    return UsageError(
+        f"run {quoted(flow_id)} has failed and its completed nodes were undone, so it cannot go on where it stopped; "
+        f"start a new run, or call flow.retry({quoted(flow_id)}, at=node) with the first node to run again"
+    )
 
 
 async def _take(
@@ -305,7 +337,7 @@ async def _take(
         # It was submitted while its parent was cancelled.
         journal.mailbox.cancel = {"reason": f"its parent {quoted(table['parent'])} was cancelled"}
     _check_timeout(journal)
-    await _obey(journal, by_worker)
+    await _obey(journal, by_worker, new_execution)
     if "partition" in table:
         await partitions.acquire(journal.slot, journal.flow_id, journal.flow, table)
     await journal.begin(params, journal.keep, queued=True)
@@ -319,10 +351,10 @@ def _check_timeout(journal: Journal) -> None:
         journal.time_out()
 
 
-async def _obey(journal: Journal, by_worker: bool) -> None:
+async def _obey(journal: Journal, by_worker: bool, new_execution: NewExecution) -> None:
     """Obey mail that has cancelled or paused a run before it was loaded. ``flow.resume()`` ends a pause."""
     if journal.mailbox.cancel is not None:
-        raise await commit_cancelled(journal)
+        raise await commit_cancelled(journal, partial(new_execution, journal.program, journal.flow_id))
     pauses = journal.mailbox.drop_pauses()
     journal.mailbox.pausing = False
     if pauses and by_worker:

@@ -35,7 +35,7 @@ from stepwell.nodes.run.waits import is_child_wait, unanswered
 if TYPE_CHECKING:
     from stepwell.nodes.run.journal import Journal
 
-__all__ = ["load", "load_queued"]
+__all__ = ["load", "load_queued", "load_undoing"]
 
 _POSITION = "the position of its run"
 #: The seconds by which the load times of two processes must differ, to be compared on the storage's clock.
@@ -124,6 +124,12 @@ async def load_queued(journal: Journal, table: dict[str, Any]) -> dict[str, Any]
         raise _corrupt(journal, f"the part {quoted(PARAMS)}", problem)
     params: dict[str, Any] = parts[PARAMS]
     return params
+
+
+async def load_undoing(journal: Journal, table: dict[str, Any]) -> None:
+    """Prepare the journal of a run whose nodes are undone. Its position is not needed, and fits any graph."""
+    _check_flow(journal)
+    journal.restore(table)
 
 
 def _stored_position(journal: Journal, table: dict[str, Any], graph: Shape) -> Position:

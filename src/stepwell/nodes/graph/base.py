@@ -80,7 +80,7 @@ class BaseNode:
     successors: dict[str, BaseNode | End]
 
     #: The attributes that a compiled flow depends on. If one changes, the flow is compiled again.
-    _settings: ClassVar[tuple[str, ...]] = ("name", "successors", "_dangling", "prep", "post")
+    _settings: ClassVar[tuple[str, ...]] = ("name", "successors", "_dangling", "prep", "post", "undo")
     _hooks: ClassVar[Hooks] = Hooks()
     #: Whether misspelt hooks are problems of the graph.
     _strict_hooks: ClassVar[bool] = True
@@ -105,6 +105,20 @@ class BaseNode:
 
     def post(self, shared: Any, prep_res: Any, exec_res: Any, /) -> PostResult:
         """Write to the shared state and return the action, or ``(action, updates)``."""
+
+    def undo(self, shared: Any, result: Any, /) -> Any:
+        """Undo what ``exec`` did; ``result`` is what it returned. By default there is nothing to undo.
+
+        If a later node fails for good, or the run is cancelled, the nodes that have completed are undone, the last one
+        first, each with the attempts of its ``exec``. It is a ``def`` or an ``async def``::
+
+            class Charge(Node):
+                async def exec(self, amount):
+                    return await pay(amount, key=step().id)
+
+                async def undo(self, shared, payment):
+                    await refund(payment, key=f"{step().id}/undo")
+        """
 
     def next(self, node: Target, action: str = "default") -> Target:
         """Lead ``action`` to ``node``, and return ``node``."""

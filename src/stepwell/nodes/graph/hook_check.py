@@ -29,7 +29,7 @@ def problems_of_hooks(node: object, path: str) -> list[str]:
         if hook not in own and not _is_used(name, own):
             how = f"async def {hook}(...)" if inspect.iscoroutinefunction(value) else f"{hook}()"
             problems.append(f"{path} defines {name}(), which a run never calls; did you mean {how}?")
-    for hook in ("exec", "exec_fallback", "post"):
+    for hook in ("exec", "exec_fallback", "post", "undo"):
         function = own.get(hook)
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             problems.append(

@@ -66,6 +66,9 @@ class Stage:
         self.exec: Hook = hook_of(node, hooks.exec)
         self.post: Hook = hook_of(node, hooks.post)
         self.fallback: Hook = hook_of(node, hooks.fallback)
+        undo = hook_of(node, "undo") if node._strict_hooks else BaseNode.undo
+        #: Undoes a visit; ``None`` if there is nothing to undo.
+        self.undo: Hook | None = None if undo is BaseNode.undo else undo
         self.settings: Callable[[BaseNode], Any] = attrgetter(*node._settings)
         self.seen: tuple[Any, ...] = _snapshot(self.settings(node))
         self.execute: Strategy | None = None
@@ -173,9 +176,13 @@ class Build:
         for hook in ("prep", "post", "exec", "fallback"):
             if is_async(getattr(stage, hook)):
                 self.want_loop_for.append(f"{stage.path}.{getattr(node._hooks, hook)} is async")
+        if is_async(stage.undo):
+            self.want_loop_for.append(f"{stage.path}.undo is async")
         if node._strict_hooks:
             self.problems.extend(problems_of_hooks(node, stage.path))
         stage.execute = node._strategy(self, stage)
+        if stage.undo is not None and not stage.leaf:
+            self.problems.append(f"{stage.path} has nodes inside, so its undo() never runs; give undo() to these nodes")
         stage.commits_inside = stage.durable is not None or stage.graph is not None
         return stage
 

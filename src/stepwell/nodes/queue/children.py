@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Parent",
-    "cancel",
+    "cancel_all",
     "check_partition",
     "id_of_child",
     "is_cancelled",
@@ -204,24 +204,24 @@ async def is_cancelled(storage: Storage, flow_id: str) -> bool:
     return run is not None and run.table["status"] == "cancelled"
 
 
-async def cancel(slot: Slot, flow_id: str, reason: str | None) -> None:
-    """Cancel the children of a run that this task holds, then commit that the run was cancelled, and release it.
+async def cancel_all(storage: Storage, flow_id: str, hand_over: Callable[[Slot, str | None], Awaitable[None]]) -> None:
+    """Cancel the children of a run; ``hand_over`` is called with one whose nodes a worker has to undo.
 
     If this process is killed in between, the mail that cancels the run is still there. A damaged child is only logged.
     """
-    storage = slot.storage
     async for entry in storage.scan(RUNS, tag=tag_of(flow_id)):
         try:
             table = table_of(entry.head, entry.address)
             if table is not None and table.get("parent") == flow_id and table["status"] not in ENDED:
                 with suppress(UnknownRun, RunFinished):
-                    await _cancel_child(storage, entry.key, f"its parent {quoted(flow_id)} was cancelled")
+                    await _cancel_child(storage, entry.key, f"its parent {quoted(flow_id)} was cancelled", hand_over)
         except StoredDataError as error:
             logger.warning("child run %s was not cancelled with its parent: %s", quoted(entry.key), error)
-    await lease.cancel(slot, reason)
 
 
-async def _cancel_child(storage: Storage, flow_id: str, reason: str) -> None:
+async def _cancel_child(
+    storage: Storage, flow_id: str, reason: str, hand_over: Callable[[Slot, str | None], Awaitable[None]]
+) -> None:
     """Cancel a run if it has no runner; otherwise let its runner cancel it."""
 
     async def message_of(place: Place, table: dict[str, Any]) -> Mapping[str, Any] | None:
@@ -232,8 +232,12 @@ async def _cancel_child(storage: Storage, flow_id: str, reason: str) -> None:
             table = held_table(slot)
             if table is None or table["status"] in ENDED:
                 return
-            await cancel(slot, flow_id, reason)
+            await cancel_all(storage, flow_id, hand_over)
+            if table.get("undos"):
+                await hand_over(slot, reason)
+                return
             place = slot.place
+            await lease.cancel(slot, reason)
     except (AlreadyHeld, Busy):
         await mail.send(storage, flow_id, "cancel", message_of)
         return

@@ -12,7 +12,7 @@ from typing import Any
 
 from stepwell._secrets import masked_text
 
-__all__ = ["RunErrors", "message_of", "summary_of", "traceback_of"]
+__all__ = ["LAST", "RunErrors", "message_of", "summary_of", "traceback_of"]
 
 #: How many of the last errors of a run are stored.
 LAST = 5

@@ -35,6 +35,7 @@ from stepwell.nodes.run.parts import RunParts
 from stepwell.nodes.run.streams import StreamWriter
 from stepwell.nodes.run.table import (
     PARAMS,
+    UNDO,
     Retention,
     Status,
     end_timers,
@@ -46,7 +47,7 @@ from stepwell.nodes.run.table import (
 )
 from stepwell.nodes.run.waits import asked_again, has_answer, is_child_wait, questions, unanswered, waits_for
 from stepwell.record import KEEP, Keep, Place, Version
-from stepwell.slot import Slot
+from stepwell.slot import Sealed, Slot
 
 if TYPE_CHECKING:
     from stepwell.nodes.graph.base import BaseFlow
@@ -109,6 +110,10 @@ class Journal:
         self.recoveries: int = 0
         #: The last error that an edge has caught in each branch: path, type and message.
         self.caught: dict[str, list[str]] = {}
+        #: How many visits of nodes can be undone.
+        self.undos: int = 0
+        #: The parts of those that may not be stored yet.
+        self.unsure_undos: dict[str, Sealed] = {}
         #: The ids of waits that have timed out, the last one last.
         self.late: list[str] = []
         #: When the deadline of the run must be written again, on the monotonic clock.
@@ -160,6 +165,7 @@ class Journal:
         self.errors.rows.extend(reversed(table.get("errors", ())))
         self.trail.extend(table.get("trail", ()))
         self.late.extend(table.get("late", ()))
+        self.undos = table.get("undos", 0)
         self.caught = {branch: error for branch, *error in table.get("caught", ())}
 
     def _fill(self) -> None:
@@ -189,6 +195,8 @@ class Journal:
             table["open"] = dict(self.open)
         if self.late:
             table["late"] = self.late[-TRAIL:]
+        if self.undos:
+            table["undos"] = self.undos
         if self.caught:
             table["caught"] = [[branch, *error] for branch, error in self.caught.items()]
         if len(self.positions) > 1:
@@ -405,9 +413,17 @@ class Journal:
         self.recoveries = 0
         deaths.end_suspect(self)
 
+    async def note_failure(self, error: Exception) -> None:
+        """Note the error that fails the run, and write what its nodes have streamed."""
+        self.errors.put_last(error)
+        if self._stream is not None:
+            # An error here would hide the error of the run.
+            with suppress(StepwellError):
+                await self._stream.flush()
+
     async def fail(self, error: Exception) -> list[str]:
         """Commit that the run has failed, at its last position; return the waits that failed on their answer."""
-        self.errors.put_last(error)
+        await self.note_failure(error)
         await self.slot.rollback()
         table = run_table(self.slot)
         table["status"] = "failed"
@@ -420,10 +436,6 @@ class Journal:
             # The answer may be wrong, so the wait accepts another one, under a new id.
             table["open"] = inside | {path: asked_again(inside[path]) for path in refused}
         set_table(self.slot, table)
-        if self._stream is not None:
-            # An error here would hide the error of the run.
-            with suppress(StepwellError):
-                await self._stream.flush()
         await self.slot.commit(timers=end_timers(table, self.now()))
         return refused
 
@@ -433,6 +445,8 @@ class Journal:
         table = run_table(self.slot)
         table["before"] = table.get("before", table["status"])
         table["status"], table["stuck"] = "stuck", reason
+        if self.errors.rows:
+            table["errors"] = self.errors.newest_first()
         set_table(self.slot, table)
         await self.slot.commit(timers=end_timers(table, self.now()), queue=None)
 
@@ -457,7 +471,7 @@ class Journal:
             await self._commit(node, keep=False, timers=KEEP, memo={"finished": self.now()})
             return
         self.status = "finished"
-        self.positions, self.open = {"": ""}, {}
+        self.positions, self.open, self.undos = {"": ""}, {}, 0
         self.parts.drop("")
         expiry = None if self.keep is True else float(self.keep)
         only_version = self.mailbox.version
@@ -533,6 +547,8 @@ class Journal:
             if self.broken is error:
                 raise
             raise self.broken from error
+        if self.unsure_undos:
+            self.unsure_undos = {name: part for name, part in self.unsure_undos.items() if name not in pending}
         self._clock_at, self._clock_base = monotonic(), slot.now
 
     def _explained(self, node: str, error: Exception) -> Exception:
@@ -561,6 +577,15 @@ class Journal:
         if self.slot.storage.clock is not None:
             return self.slot.storage.clock()
         return self._clock_base + (monotonic() - self._clock_at)
+
+    def note_result(self, path: str, visit: int, result: Any) -> None:
+        """Store with the next commit what a node has to undo; raise ``Unstorable`` if that is impossible."""
+        # No two have one number, because they are undone from the last to the first.
+        name = f"{UNDO}{self.undos:09d}"
+        part = self.parts.seal(path, name, [path, visit, result], lambda at: f"the result of exec{at[3:]}")
+        self.parts.put("", "undo", f"{self.undos:09d}", part)
+        self.unsure_undos[name] = part
+        self.undos += 1
 
     def note_completed(self, path: str, started: float, attempts: int) -> None:
         """Add a node that has completed; ``started`` is on the monotonic clock."""

@@ -42,7 +42,8 @@ async def cancel(slot: Slot, reason: str | None) -> None:
     """Commit that a run was cancelled, and release it. Its record is kept, for a day unless the run has ``keep``."""
     table = run_table(slot)
     table["status"], table["cancelled"] = "cancelled", reason or ""
-    table.pop("open", None)
+    for name in ("open", "undo", "undos"):
+        table.pop(name, None)
     keep: Retention = table.get("keep", False)
     expiry = None if keep is True else float(keep or DAY)
     set_table(slot, table)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, get_args
 from stepwell._secrets import quoted
 from stepwell.errors import CorruptRecord, InvalidOption, RunReplaced, UnknownRun
 from stepwell.nodes.run.reading import read_run
-from stepwell.nodes.run.table import FINAL, GRAPH, Status, flow_index, table_of, tags_in
+from stepwell.nodes.run.table import FINAL, GRAPH, Ending, Status, flow_index, table_of, tags_in
 from stepwell.record import RUNS, Address, OpenedHead, Stored
 from stepwell.storage import ANY, Entry, Storage
 from stepwell.storage.operations import Get
@@ -21,6 +21,7 @@ __all__ = [
     "Run",
     "RunError",
     "Status",
+    "UndoneNode",
     "progress_of",
     "run_of",
     "runs",
@@ -63,6 +64,16 @@ class CompletedNode(NamedTuple):
     #: The seconds from then until it completed.
     duration: float
     attempts: int = 1
+
+
+class UndoneNode(NamedTuple):
+    """A visit of a node that was undone."""
+
+    #: The path of the node.
+    node: str
+    visit: int
+    #: When, in seconds since 1970 on the storage's clock.
+    at: float
 
 
 class OpenWait(NamedTuple):
@@ -123,6 +134,10 @@ class Run:
     recoveries: int = 0
     #: The tags that it was submitted with; their values are texts.
     tags: Mapping[str, str] = field(default_factory=dict)
+    #: How it ends when its nodes are undone, while they are undone.
+    undoing: Ending | None = None
+    #: The last 100 visits of nodes that were undone, the newest last.
+    undone: tuple[UndoneNode, ...] = ()
 
 
 async def status(storage: Storage, flow_id: str) -> Run:
@@ -220,6 +235,8 @@ def _run(flow_id: str, head: OpenedHead, address: Address, stored: Stored | Entr
         interrupted=table.get("interrupted", False),
         recoveries=table.get("recoveries", 0),
         tags=tags_in(stored.tags),
+        undoing=table["undo"]["ends"] if "undo" in table else None,
+        undone=tuple(UndoneNode(*each) for each in table.get("undone", ())),
     )
 
 

@@ -20,9 +20,12 @@ __all__ = [
     "GRAPH",
     "MAIL",
     "PARAMS",
+    "UNDO",
+    "Ending",
     "Former",
     "Retention",
     "Status",
+    "Undo",
     "end_timers",
     "flow_index",
     "flow_indexes",
@@ -44,6 +47,8 @@ __all__ = [
 ]
 
 Status = Literal["queued", "running", "parked", "sleeping", "paused", "failed", "stuck", "cancelled", "finished"]
+#: How a run whose nodes are undone ends.
+Ending = Literal["failed", "cancelled"]
 #: The statuses of runs that never continue. Their records have no graph.
 FINAL: Final = frozenset({"cancelled", "finished"})
 #: The statuses of runs that have a result, or none until they are resumed.
@@ -65,6 +70,8 @@ GRAPH = "graph::"
 MAIL = "mail:"
 #: The part with the params of a run.
 PARAMS = "params::"
+#: The prefix of the names of parts with what a node has to undo, in the order in which they have completed.
+UNDO = "undo::"
 #: The part with what a run keeps of earlier graphs of its flow.
 FORMER = "former::"
 
@@ -135,6 +142,16 @@ def end_timers(table: Mapping[str, Any], now: float) -> Mapping[str, float]:
     return {"report": now + REPORT} if "parent" in table else NOTHING
 
 
+class Undo(TypedDict):
+    """How a run ends when its nodes are undone."""
+
+    ends: Ending
+    #: Why it was cancelled.
+    reason: str | None
+    #: The error that it has failed with, as in ``errors``.
+    cause: NotRequired[tuple[float, str, str, str, str, int]]
+
+
 class _Table(TypedDict):
     """The form of :meth:`~stepwell.nodes.run.journal.Journal._fill`."""
 
@@ -167,6 +184,12 @@ class _Table(TypedDict):
     errors: NotRequired[list[tuple[float, str, str, str, str, int]]]
     #: The last error that an edge has caught in each branch: branch, path, type and message.
     caught: NotRequired[list[tuple[str, str, str, str]]]
+    #: How many visits of nodes can be undone.
+    undos: NotRequired[int]
+    #: Given while they are undone, and until it has succeeded.
+    undo: NotRequired[Undo]
+    #: The last ones that were undone, the newest last: path, visit and time.
+    undone: NotRequired[list[tuple[str, int, float]]]
     partition: NotRequired[str]
     priority: NotRequired[int]
     #: The id of its parent, and the flow and the partition of each run above it that has one.
@@ -224,6 +247,7 @@ _PARTS: Final[Mapping[str, Any]] = {
     "items": list[Any],
     "done": list[list[Any]],
     "field": list[Any],
+    "undo": tuple[str, int, Any],
 }
 
 

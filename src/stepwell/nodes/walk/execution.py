@@ -95,6 +95,8 @@ class Execution:
         self.cancels: bool = cancels
         #: When it began, for the duration in its last event.
         self.began: float = 0.0
+        #: Of a run without a storage: the stage, the node, the visit and the result of each node that can be undone.
+        self.completed: list[tuple[Stage, Any, int, Any]] = []
         #: When to call :meth:`yield_now` next, by ``perf_counter()``; 0 before the first call.
         self.yield_at: float = _NEVER if without_loop else 0.0
         #: How often each stage was visited, by its index.

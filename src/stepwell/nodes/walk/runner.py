@@ -19,12 +19,15 @@ from stepwell.nodes.run.errors import message_of
 from stepwell.nodes.run.journal import Journal
 from stepwell.nodes.walk.execution import CaughtError, Cursor, Execution, enter, leave
 from stepwell.nodes.walk.on_error import add_note, exit_of, inside_cancelled
+from stepwell.nodes.walk.undo import undo_in_memory
 
 __all__ = ["caught_in", "copy_node", "drive", "run_root", "walk"]
 
 T = TypeVar("T")
 
 _new = object.__new__
+#: In the place of the result of ``exec`` until it has one, and again when the node has completed.
+_NONE: Any = object()
 
 
 async def run_root(
@@ -61,6 +64,8 @@ async def run_root(
         if journal is not None:
             failure = _storable(f"flow {quoted(root.path)}", error, in_thread=False) or error
             journal.errors.note(root.path, failure, cursor.attempt, leaf=root.leaf)
+        elif run.completed and isinstance(error, Exception):
+            await undo_in_memory(run, shared, error)
         if not (isinstance(error, asyncio.CancelledError) and (run.cancels or (journal and journal.mailbox.cancel))):
             run.end("run.failed", error=failure)
         if failure is error:
@@ -128,6 +133,7 @@ async def walk(graph: Graph, cursor: Cursor, shared: Any, params: Mapping[str, A
             started, cursor.attempts = monotonic(), 1
         if emit is not None:
             began = emit("node.started", cursor)
+        exec_res: Any = _NONE
         try:
             node = copy_node(stage, params)
             if stage.execute is None and not stage.commits_inside:
@@ -146,11 +152,17 @@ async def walk(graph: Graph, cursor: Cursor, shared: Any, params: Mapping[str, A
                 following = stage.edges[action]
             except (KeyError, TypeError):
                 action, following = graph.flow._leave(stage, action, shared)
+            if stage.undo is not None:
+                result, exec_res = exec_res, _NONE
+                _note_result(stage, cursor, node, result)
             if branch is not None:
                 attempts = 1 if stage.commits_inside else cursor.attempts
                 await branch.complete(graph, stage, following, visit=visit, attempts=attempts, started=started)
         except BaseException as error:
             failure = await _failure_of_visit(stage, cursor, error, began)
+            if stage.undo is not None and exec_res is not _NONE and not isinstance(failure, Park):
+                # It is only post() that has failed.
+                _note_result(stage, cursor, node, exec_res)
             if not _is_caught(graph, stage, cursor, failure):
                 if failure is error:
                     raise
@@ -182,6 +194,14 @@ async def _failure_of_visit(stage: Stage, cursor: Cursor, error: BaseException, 
         branch.journal.errors.note(stage.path, failure, cursor.attempt, leaf=stage.leaf)
     trace(stage, cursor, failure, began)
     return failure
+
+
+def _note_result(stage: Stage, cursor: Cursor, node: BaseNode, result: Any) -> None:
+    """Remember what a node has to undo, until the run has ended."""
+    if cursor.branch is not None:
+        cursor.branch.journal.note_result(stage.path, cursor.visit, result)
+    else:
+        cursor.run.completed.append((stage, node, cursor.visit, result))
 
 
 def _is_caught(graph: Graph, stage: Stage, cursor: Cursor, failure: BaseException) -> bool:

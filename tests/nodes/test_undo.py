@@ -1,0 +1,423 @@
+"""Sagas: the undos of completed nodes, after a failure and after a cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import pytest
+
+from stepwell import MemoryStorage, Storage
+from stepwell.errors import InvalidGraph, RunCancelled, RunFailed, RunStuck, Unstorable, UsageError
+from stepwell.nodes import BatchNode, Node, NodeFlow, RunHandle, Wait, linear, parallel, step, worker
+from stepwell.storage import Apply
+from stepwell.testing import Clock
+from tests.backends import Backend
+from tests.until import until
+
+Ledger = list[tuple[str, str]]
+
+
+@pytest.fixture
+async def storage(backend: Backend) -> Storage:
+    storage = backend.storage()
+    await storage.open()
+    return storage
+
+
+class Boom(Exception):
+    pass
+
+
+class Book(Node):
+    """Books something, and undoes it."""
+
+    def __init__(self, ledger: Ledger, name: str, *, broken: list[Exception] | None = None, **options: Any) -> None:
+        super().__init__(name=name, **options)
+        self.ledger = ledger
+        self.broken = [] if broken is None else broken
+
+    async def exec(self, prep_res: Any) -> str:
+        self.ledger.append(("booked", step().id))
+        return f"receipt of {self.name}"
+
+    async def undo(self, shared: dict[str, Any], result: str) -> None:
+        assert result == f"receipt of {self.name}"
+        if self.broken:
+            raise self.broken.pop()
+        self.ledger.append(("undone", step().id))
+        shared["undone"] = [*shared.get("undone", []), self.name]
+
+
+class Fails(Node):
+    """Fails as long as it is broken."""
+
+    broken = True
+
+    async def exec(self, prep_res: Any) -> None:
+        if self.broken:
+            raise Boom("sold out")
+
+
+def saga(ledger: Ledger, last: Node | type[Node] = Fails, **options: Any) -> NodeFlow:
+    return linear(*[Book(ledger, name) for name in "abcde"], last, name="saga", **options)
+
+
+BOOKED = [("booked", f"r/{name}/1") for name in "abcde"]
+UNDONE = [("undone", f"r/{name}/1") for name in "edcba"]
+
+
+async def test_a_failed_run_undoes_its_completed_nodes_the_last_one_first(storage: Storage) -> None:
+    ledger: Ledger = []
+    flow = saga(ledger, storage=storage)
+    with pytest.raises(Boom):
+        await flow.run(shared := {"n": 1}, flow_id="r")
+    assert ledger == [*BOOKED, *UNDONE]
+    assert shared == {"n": 1}
+    run = await flow.status("r")
+    assert (run.status, run.node, run.undoing, run.errors[0].message) == ("failed", "Fails", None, "sold out")
+    assert [(each.node, each.visit) for each in run.undone] == [(name, 1) for name in "edcba"]
+
+
+async def test_a_run_without_a_storage_undoes_its_nodes_too() -> None:
+    ledger: Ledger = []
+    with pytest.raises(Boom):
+        await saga(ledger).run(shared := {}, flow_id="r")
+    assert ledger == [*BOOKED, *UNDONE]
+    assert shared == {"undone": list("edcba")}
+
+    class Plain(Node):
+        def undo(self, shared: dict[str, Any], result: Any) -> None:
+            shared["undone"] = result
+
+        def exec(self, prep_res: Any) -> int:
+            return 7
+
+    class Last(Node):
+        def post(self, shared: Any, prep_res: Any, exec_res: Any) -> None:
+            raise Boom
+
+    with pytest.raises(Boom):
+        linear(Plain(inline=True), Last(inline=True)).run_sync(shared := {})
+    assert shared == {"undone": 7}
+
+
+async def test_a_failed_undo_in_memory_is_added_to_the_error_and_the_others_run() -> None:
+    ledger: Ledger = []
+    flow = linear(Book(ledger, "a"), Book(ledger, "b", broken=[KeyError("lost")]), Fails)
+    with pytest.raises(Boom) as caught:
+        await flow.run(flow_id="r")
+    assert "lost" in "".join(caught.value.__notes__)
+    assert ledger[-1] == ("undone", "r/a/1")
+
+
+async def test_a_run_that_finishes_undoes_nothing(storage: Storage) -> None:
+    ledger: Ledger = []
+    await saga(ledger, Node(name="last"), storage=storage, keep=60).run(flow_id="r")
+    assert ledger == BOOKED
+
+
+async def test_a_node_whose_post_fails_has_done_its_work_and_is_undone_too(storage: Storage) -> None:
+    class Half(Book):
+        def post(self, shared: Any, prep_res: Any, exec_res: Any) -> None:
+            raise Boom
+
+    ledger: Ledger = []
+    flow = linear(Book(ledger, "a"), Half(ledger, "b"))
+    for options in ({}, {"storage": storage}):
+        ledger.clear()
+        with pytest.raises(Boom):
+            await flow.run(flow_id="r", **options)
+        assert [each for each in ledger if each[0] == "undone"] == [("undone", "r/b/1"), ("undone", "r/a/1")]
+
+
+async def test_nodes_in_loops_branches_nested_flows_and_batches_are_undone(storage: Storage) -> None:
+    class Again(Book):
+        def post(self, shared: dict[str, Any], prep_res: Any, exec_res: Any) -> str:
+            shared["turns"] = shared.get("turns", 0) + 1
+            return "again" if shared["turns"] < 3 else "on"
+
+    class Items(BatchNode):
+        def prep(self, shared: Any) -> list[int]:
+            return [1, 2]
+
+        async def exec(self, item: int) -> int:
+            return item * 10
+
+        async def undo(self, shared: Any, results: list[int]) -> None:
+            ledger.append(("undone", f"items {results}"))
+
+    ledger: Ledger = []
+    again = Again(ledger, "again")
+    last = linear(linear(Book(ledger, "inner"), name="nested"), Items(name="items"), Fails, name="last")
+    again - "again" >> again
+    again - "on" >> parallel(Book(ledger, "left"), Book(ledger, "right"), name="both") >> last
+    flow = NodeFlow(start=again, name="mixed")
+    for options in ({}, {"storage": storage}):
+        ledger.clear()
+        with pytest.raises(Boom):
+            await flow.run(flow_id="r", **options)
+        undone = [text for what, text in ledger if what == "undone"]
+        assert undone[:2] == ["items [10, 20]", "r/last/nested/inner/1"]
+        assert set(undone[2:4]) == {"r/both/0/left/1", "r/both/1/right/1"}
+        assert undone[4:] == ["r/again/3", "r/again/2", "r/again/1"]
+
+
+async def test_an_error_that_an_edge_catches_undoes_nothing(storage: Storage) -> None:
+    ledger: Ledger = []
+    fails = Fails()
+    fails - "error" >> Book(ledger, "handler")
+    flow = linear(Book(ledger, "a"), fails, storage=storage)
+    await flow.run(flow_id="r")
+    assert ledger == [("booked", "r/a/1"), ("booked", "r/handler/1")]
+
+
+async def test_a_def_undo_runs_in_a_thread_and_has_the_params_of_its_node(storage: Storage) -> None:
+    class Charge(Node):
+        def exec(self, prep_res: Any) -> int:
+            return 5
+
+        def undo(self, shared: dict[str, Any], result: int) -> None:
+            with pytest.raises(RuntimeError):
+                asyncio.get_running_loop()
+            seen.append((result, self.params))
+
+    seen: list[Any] = []
+    inner = linear(Charge, name="inner")
+    inner.params = {"inner": 1, "both": "inner"}
+    with pytest.raises(Boom):
+        await linear(inner, Fails).run(storage=storage, params={"both": "run"})
+    assert seen == [(5, {"inner": 1, "both": "run"})]
+
+
+async def test_an_undo_has_the_attempts_of_its_node(storage: Storage) -> None:
+    ledger: Ledger = []
+    flow = linear(Book(ledger, "a", broken=[Boom(), Boom()], max_retries=3), Fails, storage=storage)
+    with pytest.raises(Boom, match="sold out"):
+        await flow.run(flow_id="r")
+    assert ledger[-1] == ("undone", "r/a/1")
+
+
+async def test_a_run_whose_undo_fails_for_good_is_stuck_and_goes_on_there_when_it_is_retried(storage: Storage) -> None:
+    ledger: Ledger = []
+    broken: list[Exception] = [Boom("the bank is closed"), Boom("the bank is closed")]
+    b = Book(ledger, "b", broken=broken)
+    flow = linear(Book(ledger, "a"), b, Book(ledger, "c"), Fails, name="saga", storage=storage)
+    with pytest.raises(RunStuck, match=r"undo\(\) of node 'b' failed with Boom: the bank is closed"):
+        await flow.run(flow_id="r")
+    run = await flow.status("r")
+    assert (run.status, run.undoing, [each.node for each in run.undone]) == ("stuck", "failed", ["c"])
+    with pytest.raises(RunStuck):
+        await flow.resume("r")
+    async with worker([flow]):
+        assert await flow.retry("r") == 1
+        with pytest.raises(RunFailed, match="sold out"):
+            await RunHandle("r", flow).result(timeout=30)
+    run = await flow.status("r")
+    assert [each.node for each in run.undone] == ["c", "b", "a"]
+    assert [error.message for error in run.errors[:2]] == ["sold out", "the bank is closed"]
+    assert ledger[3:] == [("undone", f"r/{name}/1") for name in "cba"]
+
+
+async def test_a_stuck_undo_can_be_given_up_by_cancelling_the_run(storage: Storage) -> None:
+    ledger: Ledger = []
+    flow = linear(Book(ledger, "a"), Book(ledger, "b", broken=[Boom()]), Fails, storage=storage)
+    with pytest.raises(RunStuck):
+        await flow.run(flow_id="r")
+    await flow.cancel("r", "refunded by hand")
+    run = await flow.status("r")
+    assert (run.status, run.reason, run.undone) == ("cancelled", "refunded by hand", ())
+    assert ("undone", "r/a/1") not in ledger
+
+
+async def test_a_run_whose_nodes_were_undone_does_not_go_on_where_it_failed(storage: Storage) -> None:
+    flow = saga([], storage=storage)
+    with pytest.raises(Boom):
+        await flow.run(flow_id="r")
+    with pytest.raises(UsageError, match="were undone"):
+        await flow.resume("r")
+    with pytest.raises(UsageError, match="were undone"):
+        await flow.retry("r")
+    assert await flow.retry() == 0
+
+
+@pytest.mark.every_backend
+async def test_cancelling_a_parked_run_undoes_its_nodes(storage: Storage) -> None:
+    ledger: Ledger = []
+    flow = saga(ledger, Wait("go"), storage=storage)
+    await flow.run(flow_id="r", on_park="return")
+    await flow.cancel("r", "too expensive")
+    assert ledger == [*BOOKED, *UNDONE]
+    run = await flow.status("r")
+    assert (run.status, run.reason, len(run.undone), run.waits) == ("cancelled", "too expensive", 5, ())
+
+
+async def test_a_worker_undoes_a_run_that_an_operator_without_the_code_cancels(storage: Storage) -> None:
+    ledger: Ledger = []
+    flow = saga(ledger, Wait("go"), storage=storage)
+    await flow.run(flow_id="r", on_park="return")
+    await flow.pause("r")
+    await NodeFlow(name="saga").cancel("r", storage=storage)
+    run = await flow.status("r")
+    assert (run.status, run.undoing) == ("running", "cancelled")
+    async with worker([flow]):
+        with pytest.raises(RunCancelled):
+            await RunHandle("r", flow).result(timeout=30)
+    assert ledger == [*BOOKED, *UNDONE]
+
+
+@pytest.mark.parametrize("how", ["cancel", "the call"])
+async def test_cancelling_a_busy_run_undoes_its_nodes(storage: Storage, how: str) -> None:
+    class Hangs(Node):
+        async def exec(self, prep_res: Any) -> None:
+            started.set()
+            await asyncio.Event().wait()
+
+    ledger: Ledger = []
+    started = asyncio.Event()
+    flow = saga(ledger, Hangs, storage=storage)
+    running = asyncio.ensure_future(flow.run(flow_id="r", on_cancel="cancel"))
+    await started.wait()
+    if how == "cancel":
+        await flow.cancel("r")
+        with pytest.raises(RunCancelled):
+            await running
+    else:
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        with pytest.raises(RunCancelled):
+            await flow.resume("r")
+    assert ledger == [*BOOKED, *UNDONE]
+    assert (await flow.status("r")).status == "cancelled"
+
+
+async def test_cancelling_a_queued_run_has_nothing_to_undo(storage: Storage) -> None:
+    ledger: Ledger = []
+    flow = saga(ledger, storage=storage)
+    await flow.submit(flow_id="r")
+    await flow.cancel("r")
+    assert ((await flow.status("r")).status, ledger) == ("cancelled", [])
+
+
+async def test_cancelling_a_parent_undoes_its_waiting_child(storage: Storage) -> None:
+    class Order(Node):
+        async def exec(self, prep_res: Any) -> Any:
+            child = await step().child(flow, id="saga")
+            return await child.result()
+
+    ledger: Ledger = []
+    flow = saga(ledger, Wait("go"), storage=storage)
+    parent = linear(Order, name="parent", storage=storage)
+    async with worker([flow, parent]):
+        await parent.submit(flow_id="p")
+        await until(lambda: flow.runs("parked"), lambda runs: len(runs) == 1)
+        await parent.cancel("p")
+        await until(lambda: flow.runs("cancelled"), lambda runs: len(runs) == 1)
+    assert [what for what, _ in ledger] == ["booked"] * 5 + ["undone"] * 5
+
+
+async def test_a_node_that_was_removed_makes_its_undo_stuck_and_a_renamed_one_is_found(storage: Storage) -> None:
+    ledger: Ledger = []
+    await saga(ledger, Wait("go"), storage=storage).run(flow_id="r", on_park="return")
+    removed = linear(*[Book(ledger, name) for name in "abcd"], Wait("go"), name="saga", storage=storage)
+    with pytest.raises(RunStuck, match="'e' has completed and must be undone, and is not a node"):
+        await removed.cancel("r")
+    nodes = [Book(ledger, name) for name in "abcd"]
+    last = Book(ledger, "last")
+    last.undo = Book(ledger, "e").undo  # type: ignore[method-assign]
+    renamed = linear(*nodes, last, Wait("go"), name="saga", storage=storage, renamed={"e": "last"})
+    with pytest.raises(RunCancelled):
+        await renamed.resume("r")
+    assert [each for each in ledger if each[0] == "undone"] == [("undone", "r/last/1"), *UNDONE[1:]]
+
+
+async def test_a_result_that_cannot_be_stored_fails_its_node(storage: Storage) -> None:
+    class Odd(Node):
+        async def exec(self, prep_res: Any) -> object:
+            return {"receipt": object()}
+
+        async def undo(self, shared: Any, result: Any) -> None:
+            pass
+
+    with pytest.raises(Unstorable, match="the result of exec"):
+        await linear(Odd, Node, storage=storage).run()
+
+
+def test_an_undo_of_a_flow_is_a_problem_of_the_graph() -> None:
+    class Whole(NodeFlow):
+        def undo(self, shared: Any, result: Any) -> None:
+            pass
+
+    with pytest.raises(InvalidGraph, match=r"undo\(\) to these nodes"):
+        NodeFlow(start=Whole(start=Fails, name="whole")).run_sync()
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("ends", ["finished", "failed", "cancelled"])
+@pytest.mark.parametrize("applied", [False, True], ids=["before", "after"])
+async def test_a_saga_that_is_killed_at_any_commit_ends_like_an_undisturbed_one(ends: str, applied: bool) -> None:
+    clock = Clock()
+    storage = MemoryStorage(clock=clock)
+    perform = storage.perform
+    flow_id = "r"
+
+    def made(ledger: Ledger) -> NodeFlow:
+        last: dict[str, Any] = {"finished": Node(name="last"), "failed": Fails, "cancelled": Wait("go")}
+        return saga(ledger, last[ends], storage=storage, keep=True)
+
+    async def to_the_end(flow: NodeFlow) -> Any:
+        """Run it to its end, as often as it takes, and return how it has ended."""
+        with contextlib.suppress(Boom, RunFailed, RunCancelled, UsageError):
+            await flow.run(flow_id=flow_id, if_exists="resume", on_park="return")
+        if ends == "cancelled":
+            await flow.cancel(flow_id)
+        run = await flow.status(flow_id)
+        return run.status, [(each.node, each.visit) for each in run.undone]
+
+    async def killed_at(at: int) -> tuple[Any, Ledger, bool]:
+        commits = 0
+
+        async def dying(operation: Any) -> Any:
+            nonlocal commits
+            commits += isinstance(operation, Apply)
+            if commits > at:
+                if applied and commits == at + 1 and isinstance(operation, Apply):
+                    await perform(operation)
+                    commits += 1
+                raise Killed
+            return await perform(operation)
+
+        ledger: Ledger = []
+        storage.perform = dying  # type: ignore[method-assign]
+        try:
+            await to_the_end(made(ledger))
+            return None, ledger, False
+        except (Killed, BaseExceptionGroup):
+            storage.perform = perform  # type: ignore[method-assign]
+            clock.advance(60)
+            return await to_the_end(made(ledger)), ledger, True
+        finally:
+            storage.perform = perform  # type: ignore[method-assign]
+
+    wanted_ledger: Ledger = []
+    flow_id = "calm"
+    wanted = await to_the_end(made(wanted_ledger))
+    assert wanted[0] == ends
+    kills = 0
+    for at in range(100):
+        flow_id = f"r{at}"
+        result, ledger, died = await killed_at(at)
+        if not died:
+            break
+        kills += 1
+        assert result == wanted, f"killed at commit {at}"
+        # At most the node whose commit was lost has run twice; nothing was left out, and all in order.
+        once = list(dict.fromkeys((what, text.split("/")[1]) for what, text in ledger))
+        assert once == [(what, text.split("/")[1]) for what, text in wanted_ledger], f"killed at commit {at}"
+        assert len(ledger) <= len(wanted_ledger) + 1
+    assert kills >= (6 if ends == "finished" else 12)
