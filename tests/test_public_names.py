@@ -70,8 +70,8 @@ NAMES = {
         "check_text", "check_whole",
     ],
     "stepwell.botapi": [
-        "Bot", "BotAPI", "KeyboardButton", "NotPossible", "Person", "Refusal", "Room", "World", "WorldEvent",
-        "buttons_of", "check_call", "load_world", "read_markup", "save_world",
+        "Bot", "BotAPI", "FloodLimits", "KeyboardButton", "NotPossible", "Person", "Refusal", "Room", "World",
+        "WorldEvent", "buttons_of", "check_call", "load_world", "message_text", "read_markup", "save_world",
     ],
     "stepwell.inspector": ["Inspector", "inspector"],
     "stepwell.pocketflow": [

@@ -100,6 +100,84 @@ def test_html_quotes() -> None:
     assert parsed(text, "HTML") == ("ab", [("blockquote", "a"), ("expandable_blockquote", "b")])
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("ä<p>x</p>", 'Unsupported start tag "p" at byte offset 2'),
+        ("<b>x", 'Can\'t find end tag corresponding to start tag "b"'),
+        ("<b>x</i>", 'Unmatched end tag at byte offset 4, expected "</b>", found "</i>"'),
+        ("x</b>", "Unexpected end tag at byte offset 1"),
+        ("<b>x</b", "Unclosed end tag at byte offset 4"),
+        ("a < b", 'Unsupported start tag "" at byte offset 2'),
+        ("a <b", "Unclosed start tag at byte offset 2"),
+        ('<a href="x', 'Unclosed start tag "a" at byte offset 0'),
+        ("<a href=x_y>x</a>", "Unexpected end of name token at byte offset 8"),
+        ("<a =x>x</a>", 'Empty attribute name in the tag "a" at byte offset 0'),
+        ("<span>x</span>", 'Tag "span" must have class "tg-spoiler" at byte offset 0'),
+        ('<tg-emoji emoji-id="x">x</tg-emoji>', "Invalid custom emoji identifier specified"),
+    ],
+)
+def test_invalid_html_is_refused_with_telegrams_description(text: str, why: str) -> None:
+    with pytest.raises(Refusal) as refusal:
+        parsed(text, "HTML")
+    assert refusal.value.description == f"Bad Request: can't parse entities: {why}"
+
+
+def test_html_is_read_as_telegram_does() -> None:
+    assert parsed("&lt;b&gt; &amp;&quot; &#33;&#x21; &copy; &", "HTML") == ('<b> &" !! &copy; &', [])
+    code = '<pre><code class="language-py">x</code></pre><pre><code>y</code></pre>'
+    assert parsed(code, "HTML")[1] == [("pre", "x", "py"), ("pre", "y")]
+    link = "<a href='http://x?a=1&amp;b=2'>x</a> <a>http://y</a> <B>z</b >"
+    assert parsed(link, "HTML")[1] == [
+        ("text_link", "x", "http://x?a=1&b=2"), ("text_link", "http://y", "http://y"), ("bold", "z")]  # fmt: skip
+
+
+def test_a_date_is_an_entity_in_html_and_markdown() -> None:
+    expected = ("then", [("date_time", "then", 1647531900, "wDT")])
+    assert parsed('<tg-time unix="1647531900" format="wDT">then</tg-time>', "HTML") == expected
+    assert parsed("![then](tg://time?unix=1647531900&format=wDT)", "MarkdownV2") == expected
+
+
+@pytest.mark.parametrize(
+    ("entity", "why"),
+    [
+        ({"type": "bold", "offset": 1, "length": 5},
+         "entity beginning at UTF-16 offset 1 ends after the end of the text at UTF-16 offset 6"),
+        ({"type": "bold", "offset": 9, "length": 1},
+         "entity begins after the end of the text at UTF-16 offset 9"),
+        ({"type": "bold", "offset": -1, "length": 1}, "receive an entity with incorrect offset -1"),
+        ({"type": "bold", "offset": 0, "length": -1}, "receive an entity with incorrect length -1"),
+        ({"type": "bold", "offset": 0}, 'can\'t parse MessageEntity: Can\'t find field "length"'),
+        ({"type": "loud", "offset": 0, "length": 1}, "can't parse MessageEntity: Unsupported type specified"),
+    ],
+)  # fmt: skip
+def test_a_listed_entity_outside_the_text_is_refused_with_telegrams_description(
+    entity: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(Refusal) as refusal:
+        text_of(Params({"text": "a👍b", "entities": [entity]}))
+    assert refusal.value.description == f"Bad Request: {why}"
+
+
+@pytest.mark.parametrize(
+    ("name", "edits", "why"),
+    [
+        ("text", False, "message is too long"),
+        ("text", True, "MESSAGE_TOO_LONG"),
+        ("caption", False, "message caption is too long"),
+        ("caption", True, "MEDIA_CAPTION_TOO_LONG"),
+    ],
+)
+def test_a_text_that_is_too_long_is_counted_in_utf_16_and_named_differently_in_an_edit(
+    name: str, why: str, *, edits: bool
+) -> None:
+    listed, limit = ("entities", 4096) if name == "text" else ("caption_entities", 1024)
+    assert text_of(Params({name: "👍" * (limit // 2)}), name, listed, edits=edits)
+    with pytest.raises(Refusal) as refusal:
+        text_of(Params({name: "👍" * (limit // 2) + "x"}), name, listed, edits=edits)
+    assert refusal.value.description == f"Bad Request: {why}"
+
+
 @pytest.mark.parametrize("text", ["</b> a", "a </b>", "/usr/bin", "a/b", "http/b>"])
 def test_a_tag_or_a_path_is_no_command(text: str) -> None:
     assert parsed(text)[1] == []

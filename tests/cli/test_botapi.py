@@ -94,9 +94,21 @@ async def test_a_line_is_a_message_and_the_text_of_a_button_presses_it() -> None
         assert await line_with(process, "Done") == "shop  (edited) Done [Yes] [Web]"
         process.stdin.write(b"Web\n")
         assert "opens a page" in await line_with(process, "error")
+        rich = {"chat_id": 42, "rich_message": {"markdown": "# A *plan*"}}
+        assert (await http.post(f"{base}/sendRichMessage", json=rich)).json()["ok"]
+        assert await line_with(process, "plan") == "shop  A plan"
         process.stdin.close()
         # The server outlives its input.
         assert (await http.get(f"{base}/getMe")).json()["ok"]
+
+
+async def test_messages_above_telegrams_limits_are_refused_if_that_is_asked_for() -> None:
+    async with served("--bot", f"shop={TOKEN}", "--limits") as process, httpx.AsyncClient() as http:
+        base = f"{await started(process)}/bot{TOKEN}"
+        answers = [await http.post(f"{base}/sendMessage", json={"chat_id": 42, "text": "x"}) for _ in range(30)]
+        refused = [answer.json() for answer in answers if answer.status_code == 429]
+        assert refused
+        assert refused[0]["parameters"] == {"retry_after": 1}
 
 
 async def test_it_runs_without_input() -> None:

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 from stepwell.botapi.checks import check_call
 from stepwell.botapi.errors import NotPossible, Refusal, quoted
 from stepwell.botapi.keyboards import KeyboardButton, buttons_of, read_markup
+from stepwell.botapi.limits import FloodLimits
 from stepwell.botapi.world import Bot, Room, World, WorldEvent
 
 if TYPE_CHECKING:
+    from stepwell.botapi.history import message_text
     from stepwell.botapi.person import Person
     from stepwell.botapi.server import BotAPI
     from stepwell.botapi.snapshot import load_world, save_world
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Bot",
     "BotAPI",
+    "FloodLimits",
     "KeyboardButton",
     "NotPossible",
     "Person",
@@ -31,11 +34,18 @@ __all__ = [
     "buttons_of",
     "check_call",
     "load_world",
+    "message_text",
     "read_markup",
     "save_world",
 ]
 
-_ON_USE = {"BotAPI": "server", "Person": "person", "load_world": "snapshot", "save_world": "snapshot"}
+_ON_USE = {
+    "BotAPI": "server",
+    "Person": "person",
+    "load_world": "snapshot",
+    "message_text": "history",
+    "save_world": "snapshot",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepwell.botapi.errors import Refusal
+from stepwell.botapi.limits import SendTimes
 from stepwell.botapi.updates import UpdateQueue
 
 __all__ = ["Bot", "Failure"]
@@ -58,6 +59,8 @@ class Bot:
     #: Its name, descriptions, menu buttons and default rights, by field and language or chat.
     profile: dict[tuple[str, str], Any] = field(default_factory=dict, repr=False)
     failures: list[Failure] = field(default_factory=list, repr=False)
+    #: When it has sent messages, for the limits of the world.
+    sent: SendTimes = field(default_factory=SendTimes, repr=False)
 
     def refuse(
         self,

@@ -31,8 +31,11 @@ def check_call(call: Mapping[str, Any]) -> None:
         raise Refusal(404, f"Not Found: Telegram has no method {quoted(method)}{hint}")
     # As it is sent: tuples become arrays.
     params = Params(call if markup is None else {**call, "reply_markup": json.dumps(markup)})
-    if method in ("sendMessage", "editMessageText"):
-        text_of(params)
+    edits = method.startswith("edit")
+    if method in ("sendMessage", "editMessageText") and "rich_message" not in call:
+        text_of(params, edits=edits)
+    if method == "sendMessageDraft":
+        text_of(params, may_be_empty=True)
     if "caption" in call:
-        text_of(params, "caption", "caption_entities")
+        text_of(params, "caption", "caption_entities", edits=edits)
     markup_of(params)

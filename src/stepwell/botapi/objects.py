@@ -9,7 +9,7 @@ from typing import Any
 
 from stepwell.botapi.bots import Bot
 
-__all__ = ["Invite", "PendingInvoice", "Room", "StoredFile", "Topic"]
+__all__ = ["Draft", "Invite", "PendingInvoice", "Room", "StoredFile", "Topic"]
 
 
 @dataclass(slots=True, eq=False)
@@ -71,6 +71,29 @@ class Topic:
     closed: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A message that a bot is still writing, as its user sees it in a private chat."""
+
+    id: int
+    #: ``text`` and ``entities``, or ``rich_message``, as in a message.
+    content: dict[str, Any]
+    #: When it disappears, in seconds since 1970.
+    until: float
+    #: The topic, 0 for none.
+    thread: int = 0
+    #: Whether it has a Stop button.
+    can_stop: bool = False
+    #: Whether it stays in the chat when the button is pressed.
+    keep_on_stop: bool = False
+
+    def json(self) -> dict[str, Any]:
+        """Return the draft as JSON, with the names of the parameters of ``sendMessageDraft``."""
+        topic = {"message_thread_id": self.thread} if self.thread else {}
+        flags = {"can_stop": self.can_stop, "keep_on_stop": self.keep_on_stop}
+        return {"draft_id": self.id, **topic, **self.content, **flags}
+
+
 @dataclass(slots=True, eq=False)
 class Room:
     """A chat. The private chats of one user with two bots are two rooms with the same id."""
@@ -96,6 +119,8 @@ class Room:
     invites: dict[str, Invite] = field(default_factory=dict, repr=False)
     #: By the id of their message.
     invoices: dict[int, PendingInvoice] = field(default_factory=dict, repr=False)
+    #: What bots are writing, by topic; 0 for none.
+    drafts: dict[int, Draft] = field(default_factory=dict, repr=False)
     #: The current reply keyboard.
     keyboard: dict[str, Any] | None = field(default=None, repr=False)
     #: The id of the supergroup that this group was upgraded to.

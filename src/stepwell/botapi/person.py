@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import secrets
+from dataclasses import replace
 from typing import Any
 
 from stepwell.botapi.bots import Bot
@@ -13,7 +15,8 @@ from stepwell.botapi.keyboards import KeyboardButton, buttons_of
 from stepwell.botapi.methods.chats.invites import join_by_link
 from stepwell.botapi.methods.chats.members import change_member, member_of
 from stepwell.botapi.methods.chats.topics import open_topic
-from stepwell.botapi.methods.files import add_profile_photo
+from stepwell.botapi.methods.files import add_profile_photo, keep_picture
+from stepwell.botapi.methods.messages.media import MAX_ALBUM
 from stepwell.botapi.methods.messages.polls import is_closed, vote
 from stepwell.botapi.methods.messages.reactions import react
 from stepwell.botapi.methods.payments import Payment, start_payment
@@ -111,12 +114,57 @@ class Person(ChatHistory):
         """Reply to the bot's last message."""
         return await self.send(text, reply_to_message=copy.deepcopy(self._answered(None)), **fields)
 
-    async def edit(self, text: str) -> dict[str, Any]:
-        """Edit this user's last message. Raises ``NotPossible`` if there is none."""
-        mine = [message for message in self.messages if message.get("from", {}).get("id") == self.id]
-        if not mine:
-            raise NotPossible("this user has sent no message to edit; call send() first")
-        return self.world.edit(self.room, mine[-1], by_bot=False, text=text, entities=find_entities(text) or None)
+    async def send_photo(self, photo: bytes, *, caption: str = "", **fields: Any) -> dict[str, Any]:
+        """Send a picture, which the bot can download."""
+        return await self.send(photo=[keep_picture(self.world, photo)], **_caption(caption), **fields)
+
+    async def send_album(self, *photos: bytes, caption: str = "", **fields: Any) -> list[dict[str, Any]]:
+        """Send several pictures at once: one message each, with one ``media_group_id`` and the caption at the first.
+
+        Raises ``NotPossible`` unless there are 2 to 10.
+        """
+        if not 2 <= len(photos) <= MAX_ALBUM:
+            raise NotPossible(f"an album has 2 to {MAX_ALBUM} pictures, got {len(photos)}; send_photo sends one")
+        album = secrets.token_urlsafe(8)
+        captions = [caption, *[""] * (len(photos) - 1)]
+        return [
+            await self.send_photo(photo, caption=text, media_group_id=album, **fields)
+            for photo, text in zip(photos, captions, strict=True)
+        ]
+
+    async def edit(self, text: str, *, message: int | None = None) -> dict[str, Any]:
+        """Edit this user's last text message, or the one with the id ``message``; of a picture, the caption.
+
+        Raises ``NotPossible`` if there is none.
+        """
+        mine = [each for each in self.messages if each.get("from", {}).get("id") == self.id]
+        chosen = [each for each in mine if message in (None, each["message_id"])]
+        if not chosen:
+            which = "message" if message is None else f"message {message}"
+            raise NotPossible(f"this user has sent no {which} to edit; call send() first")
+        found = find_entities(text) or None
+        content: dict[str, Any] = {"text": text, "entities": found}
+        if "photo" in chosen[-1]:
+            content = {"caption": text, "caption_entities": found}
+        return self.world.edit(self.room, chosen[-1], by_bot=False, **content)
+
+    async def stop(self) -> None:
+        """Press the Stop button of what the bot is writing here.
+
+        The bot gets the update ``stopped_message_generation``, and the draft disappears unless ``keep_on_stop`` is set.
+        Raises ``NotPossible`` if the bot is writing nothing here, or without a Stop button.
+        """
+        draft = self._draft()
+        if draft is None or not draft.can_stop:
+            what = "writes nothing" if draft is None else "writes without a Stop button (can_stop)"
+            raise NotPossible(f"the bot {what} here, so there is nothing to stop")
+        if draft.keep_on_stop:
+            self.world.show_draft(self.room, replace(draft, can_stop=False))
+        else:
+            self.world.end_draft(self.room, draft.thread)
+        topic = {"message_thread_id": draft.thread} if draft.thread else {}
+        stopped = {"chat": dict(self.room.chat), **topic, "draft_id": draft.id}
+        self.world.update(self.bot, "stopped_message_generation", stopped)
 
     async def press(self, button: str, *, on: str | None = None) -> str | None:
         """Press a button of the bot's last message with buttons, or of the last message with the text ``on``.
@@ -289,6 +337,11 @@ class Person(ChatHistory):
         member = self._check_not_banned()
         if not member.get("can_send_messages", True):
             raise NotPossible(f"user {self.id} is restricted and sends no messages here; restrictChatMember allows it")
+
+
+def _caption(text: str) -> dict[str, Any]:
+    found = find_entities(text)
+    return {**({"caption": text} if text else {}), **({"caption_entities": found} if found else {})}
 
 
 def _is_poll(message: dict[str, Any], question: str | None) -> bool:

@@ -11,6 +11,7 @@ from stepwell.botapi.errors import NotPossible
 from stepwell.botapi.http.app import make_app
 from stepwell.botapi.http.serving import HTTPServer, allowed_hosts, netloc
 from stepwell.botapi.http.webhook import Webhooks
+from stepwell.botapi.limits import FloodLimits
 from stepwell.botapi.methods import perform
 from stepwell.botapi.params import Params
 from stepwell.botapi.person import Person
@@ -30,7 +31,8 @@ class BotAPI:
             assert await chat.answer() == "What's your name?"
 
     It listens on loopback, on a free port by default, and delivers webhooks to this machine only unless
-    ``outside=True``. It runs on the event loop that started it.
+    ``outside=True``. It runs on the event loop that started it. ``limits=True`` refuses calls with 429 above
+    Telegram's limits of messages per second, ``limits=FloodLimits(...)`` above others.
     """
 
     def __init__(
@@ -41,10 +43,13 @@ class BotAPI:
         port: int = 0,
         hosts: tuple[str, ...] = (),
         outside: bool = False,
+        limits: FloodLimits | bool = False,
         webhook_pause: float = 0.5,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.world: World = world or World(clock=clock)
+        if limits:
+            self.world.limits = FloodLimits() if limits is True else limits
         self.host = host
         self.port: int = port
         #: Further host names that clients may use.

@@ -9,12 +9,14 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
 
 from stepwell.botapi.bots import Bot
 from stepwell.botapi.errors import NotPossible, Refusal, bad_request
-from stepwell.botapi.objects import PendingInvoice, Room, StoredFile
+from stepwell.botapi.limits import FloodLimits
+from stepwell.botapi.objects import Draft, PendingInvoice, Room, StoredFile
 
 __all__ = ["SERVICE", "Bot", "Room", "World", "WorldEvent"]
 
@@ -35,11 +37,13 @@ class WorldEvent(NamedTuple):
         assert "message" in kinds
     """
 
-    #: ``update`` (to a bot), ``call`` (by a bot), ``message``, ``edited``, ``deleted``, ``answered``, ``reacted``.
+    #: ``update`` (to a bot), ``call`` (by a bot), ``message``, ``edited``, ``deleted``, ``answered``, ``reacted``,
+    #: ``draft``.
     kind: str
     bot: Bot | None
     room: Room | None
-    #: The update, the call with its result, the message, the answer to a query, or the reactions to a message.
+    #: The update, the call with its result, the message, the answer to a query, the reactions to a message, or the
+    #: draft; it is empty when the draft has disappeared.
     body: dict[str, Any]
 
 
@@ -71,7 +75,9 @@ class World:
         self.invoices: dict[str, PendingInvoice] = {}
         #: Payments by their ``telegram_payment_charge_id``.
         self.payments: dict[str, dict[str, Any]] = {}
-        #: Close polls, by the id of the poll.
+        #: ``None`` if bots may send as many messages as they want.
+        self.limits: FloodLimits | None = None
+        #: Close polls, by the id of the poll, and remove drafts, by chat and topic.
         self.timers: dict[str, asyncio.TimerHandle] = {}
         self._watchers: list[Callable[[WorldEvent], None]] = []
         # Above the ids of earlier runs: bots remember the ids of handled updates.
@@ -159,8 +165,10 @@ class World:
             **content,
         }
         room.messages[message["message_id"]] = message
-        self.publish(WorldEvent("message", None, room, message))
         by_bot = sender is not None and sender["is_bot"]
+        if by_bot:
+            self.end_draft(room, message.get("message_thread_id", 0))
+        self.publish(WorldEvent("message", None, room, message))
         if not by_bot or not SERVICE.isdisjoint(message):
             self.broadcast(room, "channel_post" if in_channel else "message", message)
         return message
@@ -188,6 +196,39 @@ class World:
         for table in (room.votes, room.reactions, room.invoices):
             table.pop(message_id, None)
         self.publish(WorldEvent("deleted", None, room, room.messages.pop(message_id)))
+
+    def show_draft(self, room: Room, draft: Draft) -> None:
+        """Show what a bot is writing, in place of the last draft of this topic, until its time has passed."""
+        room.drafts[draft.thread] = draft
+        self.publish(WorldEvent("draft", None, room, draft.json()))
+        self._end_draft_later(room, draft.thread)
+
+    def end_draft(self, room: Room, thread: int) -> None:
+        """Remove the draft of a topic, if there is one."""
+        timer = self.timers.pop(f"draft {id(room)} {thread}", None)
+        if timer is not None:
+            timer.cancel()
+        if room.drafts.pop(thread, None) is not None:
+            self.publish(WorldEvent("draft", None, room, {}))
+
+    def draft(self, room: Room, thread: int) -> Draft | None:
+        """Return the draft of a topic, unless its time has passed."""
+        draft = room.drafts.get(thread)
+        return draft if draft is not None and draft.until > self.clock() else None
+
+    def _end_draft_later(self, room: Room, thread: int) -> None:
+        name = f"draft {id(room)} {thread}"
+        if (old := self.timers.pop(name, None)) is not None:
+            old.cancel()
+        left = max(room.drafts[thread].until - self.clock(), 0.0)
+        self.timers[name] = asyncio.get_running_loop().call_later(left, partial(self._end_draft_if_due, room, thread))
+
+    def _end_draft_if_due(self, room: Room, thread: int) -> None:
+        # The clock may be slower than that of the loop.
+        if self.draft(room, thread) is None:
+            self.end_draft(room, thread)
+        else:
+            self._end_draft_later(room, thread)
 
     def sender(self, message: dict[str, Any]) -> Bot | None:
         """Return the bot that sent a message; ``None`` for a user."""

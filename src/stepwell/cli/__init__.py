@@ -165,6 +165,7 @@ def _start(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         host=options.host,
         port=options.port,
         hosts=tuple(options.allow_host),
+        limits=options.limits,
     )
 
 
@@ -211,6 +212,9 @@ def _parser(*, operator: bool = True) -> _Parser:
         action="append",
         default=[],
         help="another host name or address that browsers may use; may be repeated",
+    )
+    play_command.add_argument(
+        "--limits", action="store_true", help="refuse messages above Telegram's limits with 429, as Telegram does"
     )
     run_command = commands.add_parser(
         "run",

@@ -41,6 +41,7 @@ class Playground:
 
     ``play.url`` opens the page in one browser; ``new_link`` is called with the next link when it was used.
     ``port`` 0 chooses a free port, ``None`` 8642 or a free one.
+    ``limits`` refuses messages above Telegram's limits with 429.
     ``output`` is called with each line that the bot prints. ``history`` is a file that keeps the chats for the next
     start.
     """
@@ -54,6 +55,7 @@ class Playground:
         host: str = "127.0.0.1",
         port: int | None = 0,
         hosts: tuple[str, ...] = (),
+        limits: bool = False,
         token: str | None = None,
         output: Callable[[str], None] | None = None,
         new_link: Callable[[str], None] | None = None,
@@ -72,7 +74,7 @@ class Playground:
         #: The location of the records as the page shows it.
         self.place = place
         self.board: Board = Board()
-        self.api: BotAPI = BotAPI(clock=clock)
+        self.api: BotAPI = BotAPI(clock=clock, limits=limits)
         self.world: World = self.api.world
         self.bot: Bot = self.api.bot(_username(self.path.stem))
         self.observer: BotObserver = BotObserver(self.world, self.board, lambda: self.process.status == "running")

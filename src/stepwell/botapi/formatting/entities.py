@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from stepwell.botapi.errors import Refusal, bad_request
 
-__all__ = ["Entity", "find_entities", "unreadable", "utf16_length"]
+__all__ = ["Entity", "byte_offset", "date_time", "find_entities", "unreadable", "utf16_length"]
 
 Entity: TypeAlias = dict[str, Any]
 
@@ -30,6 +30,18 @@ _FOUND_WITHOUT_EMAIL = re.compile(f"{_URL}|{_OTHERS}")
 def utf16_length(text: str) -> int:
     """Return the length of a text in UTF-16 code units."""
     return len(text) if text.isascii() else len(text.encode("utf-16-le", "surrogatepass")) // 2
+
+
+def byte_offset(text: str, at: int) -> int:
+    """Return the offset of a character in bytes, as error messages name it."""
+    return len(text[:at].encode("utf-8", "surrogatepass"))
+
+
+def date_time(unix: str, shape: str) -> dict[str, Any]:
+    """Return the fields of a date-time entity."""
+    if not unix.isdigit():
+        raise unreadable("Invalid date specified")
+    return {"unix_time": int(unix), **({"date_time_format": shape} if shape else {})}
 
 
 def find_entities(text: str) -> list[Entity]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from stepwell.botapi.errors import Refusal
-from stepwell.botapi.formatting.entities import Entity, unreadable, utf16_length
+from stepwell.botapi.formatting.entities import Entity, byte_offset, date_time, unreadable, utf16_length
 
 __all__ = ["parse_markdown", "parse_markdown_v2"]
 
@@ -27,6 +27,7 @@ _LANGUAGE = re.compile(r"(?:([^\s`]+)(?=\s))?\n?")
 #: A text that is a link by itself, as in ``[example.org]``.
 _LINK = re.compile(r"\w+://\S+|[\w-]+\.\w\S*")
 _EMOJI = re.compile(r"tg://emoji\?id=(\d+)")
+_TIME = re.compile(r"tg://time\?unix=(\d+)(?:&format=(\w*))?")
 
 
 class _Opened(NamedTuple):
@@ -51,7 +52,7 @@ class _Plain:
         self.parts.append(text)
         self.size += utf16_length(text)
 
-    def mark(self, kind: str, start: int, **fields: str) -> None:
+    def mark(self, kind: str, start: int, **fields: Any) -> None:
         """Add an entity from ``start`` to the end of the text; an empty one is left out."""
         if self.size > start:
             self.entities.append({"type": kind, "offset": start, "length": self.size - start, **fields})
@@ -92,7 +93,7 @@ def parse_markdown(text: str) -> tuple[str, list[Entity]]:
         begin = at + len(mark)
         end = text.find("]" if char == "[" else mark, begin)
         if end < 0:
-            raise unreadable(f"Can't find end of the entity starting at byte offset {_bytes(text, at)}")
+            raise unreadable(f"Can't find end of the entity starting at byte offset {byte_offset(text, at)}")
         inside, at = text[begin:end], end + len(mark)
         if char == "`":
             plain.add_code(inside, block=mark == "```")
@@ -188,12 +189,16 @@ class _V2:
             return False
         url = _URL.match(text, at + 1)
         if url is None and text[at + 1 : at + 2] == "(":
-            raise unreadable(f"Can't find end of a URL at byte offset {_bytes(text, at + 2)}")
+            raise unreadable(f"Can't find end of a URL at byte offset {byte_offset(text, at + 2)}")
         if self._inside() == "custom_emoji":
-            emoji = _EMOJI.fullmatch(_ESCAPED.sub(r"\1", url[1])) if url else None
-            if emoji is None:
+            target = _ESCAPED.sub(r"\1", url[1]) if url else ""
+            emoji, moment = _EMOJI.fullmatch(target), _TIME.fullmatch(target)
+            if moment is not None:
+                self._close("date_time", **date_time(moment[1], moment[2] or ""))
+            elif emoji is None:
                 raise unreadable("Custom emoji entity must contain a tg://emoji URL")
-            self._close("custom_emoji", custom_emoji_id=emoji[1])
+            else:
+                self._close("custom_emoji", custom_emoji_id=emoji[1])
         else:
             address = _ESCAPED.sub(r"\1", url[1]) if url else "".join(self.plain.parts[self.open[-1].parts :])
             if _LINK.fullmatch(address):
@@ -227,13 +232,9 @@ class _V2:
     def _start(self, kind: str, at: int) -> None:
         self.open.append(_Opened(kind, self.plain.size, at, len(self.plain.parts)))
 
-    def _close(self, kind: str, **fields: str) -> None:
+    def _close(self, kind: str, **fields: Any) -> None:
         self.plain.mark(kind, self.open.pop().start, **fields)
 
     def _endless(self, opened: _Opened) -> Refusal:
         name = _NAMES.get(opened.kind, opened.kind.capitalize())
-        return unreadable(f"Can't find end of {name} entity at byte offset {_bytes(self.text, opened.at)}")
-
-
-def _bytes(text: str, at: int) -> int:
-    return len(text[:at].encode("utf-8", "surrogatepass"))
+        return unreadable(f"Can't find end of {name} entity at byte offset {byte_offset(self.text, opened.at)}")

@@ -14,6 +14,13 @@ from stepwell.botapi.params import Params
 __all__ = ["formatted_text", "link_preview", "text_of"]
 
 MAX_TEXT, MAX_CAPTION = 4096, 1024
+#: The description of the error by whether it is a text, and whether the call edits a message.
+_TOO_LONG = {
+    (True, False): "message is too long",
+    (True, True): "MESSAGE_TOO_LONG",
+    (False, False): "message caption is too long",
+    (False, True): "MEDIA_CAPTION_TOO_LONG",
+}
 #: Before the formatting is parsed.
 MAX_RAW_TEXT = 64 * 1024
 _READERS: dict[str, Callable[[str], tuple[str, list[Entity]]]] = {
@@ -21,15 +28,28 @@ _READERS: dict[str, Callable[[str], tuple[str, list[Entity]]]] = {
     "markdownv2": parse_markdown_v2,
     "markdown": parse_markdown,
 }
+_KINDS = frozenset(
+    {
+        "mention", "hashtag", "cashtag", "bot_command", "url", "email", "phone_number", "bank_card_number", "bold",
+        "italic", "underline", "strikethrough", "spoiler", "blockquote", "expandable_blockquote", "code", "pre",
+        "text_link", "text_mention", "custom_emoji", "date_time", "media_timestamp",
+    }
+)  # fmt: skip
+#: The highest offset and length of an entity.
+_MOST_UNITS = 1_000_000
 #: Telegram finds no links or commands in them.
 _OPAQUE = frozenset({"code", "pre", "text_link", "text_mention", "custom_emoji"})
 
 
-def text_of(params: Params, name: str = "text", listed: str = "entities") -> dict[str, Any]:
-    """Return the checked text or caption of a call and its entities."""
-    limit, kind = (MAX_TEXT, "message") if name == "text" else (MAX_CAPTION, "message caption")
-    text, entities = formatted_text(params, name, listed, limit=limit, too_long=f"{kind} is too long")
+def text_of(
+    params: Params, name: str = "text", listed: str = "entities", *, edits: bool = False, may_be_empty: bool = False
+) -> dict[str, Any]:
+    """Return the checked text or caption of a call and its entities; Telegram words the errors of edits differently."""
+    limit = MAX_TEXT if name == "text" else MAX_CAPTION
+    text, entities = formatted_text(params, name, listed, limit=limit, too_long=_TOO_LONG[name == "text", edits])
     if not text.strip():
+        if may_be_empty:
+            return {name: ""}
         if name == "text":
             raise bad_request("message text is empty")
         return {}
@@ -42,8 +62,6 @@ def formatted_text(
     """Return a text and its entities: by its parse mode, else as listed, and those that Telegram finds itself."""
     text, reader = params.text(name), params.text(mode).lower()
     given = params.objects(listed) if listed in params.given else []
-    if not all(type(entity.get(field)) is int for entity in given for field in ("offset", "length")):
-        raise bad_request(f"can't parse {listed}: offset and length are numbers")
     # The limit counts the parsed text; this one bounds the work of parsing.
     if len(text) > MAX_RAW_TEXT:
         raise bad_request(too_long)
@@ -53,12 +71,35 @@ def formatted_text(
         text, given = _READERS[reader](text)
         # Readers list an entity after the entities inside it; the outer one comes first.
         given.reverse()
+    else:
+        _check_listed(text, given)
     text, given = _trimmed(text, given)
     if utf16_length(text) > limit:
         raise bad_request(too_long)
     if not given:
         return text, find_entities(text)
     return text, sorted([*given, *_found(text, given)], key=lambda entity: (entity["offset"], -entity["length"]))
+
+
+def _check_listed(text: str, given: list[Entity]) -> None:
+    """Raise the refusal for listed entities that are not inside the text."""
+    size = utf16_length(text)
+    for entity in given:
+        if entity.get("type") not in _KINDS:
+            raise bad_request("can't parse MessageEntity: Unsupported type specified")
+        for field in ("offset", "length"):
+            value = entity.get(field)
+            if type(value) is not int:
+                raise bad_request(f"can't parse MessageEntity: Can't find field \"{field}\"")
+            if not 0 <= value <= _MOST_UNITS:
+                raise bad_request(f"receive an entity with incorrect {field} {value}")
+        offset, end = entity["offset"], entity["offset"] + entity["length"]
+        if entity["length"] and offset >= size:
+            raise bad_request(f"entity begins after the end of the text at UTF-16 offset {offset}")
+        if end > size:
+            raise bad_request(
+                f"entity beginning at UTF-16 offset {offset} ends after the end of the text at UTF-16 offset {end}"
+            )
 
 
 def _trimmed(text: str, given: list[Entity]) -> tuple[str, list[Entity]]:

@@ -13,7 +13,7 @@ from stepwell.botapi.objects import StoredFile
 from stepwell.botapi.params import Params, Upload
 from stepwell.botapi.world import World
 
-__all__ = ["METHODS", "add_profile_photo", "keep_photo", "take_file"]
+__all__ = ["METHODS", "add_profile_photo", "keep_photo", "keep_picture", "take_file"]
 
 #: The most files that are kept.
 MAX_FILES = 100
@@ -86,9 +86,14 @@ def get_profile_photos(call: Call) -> dict[str, Any]:
 
 def add_profile_photo(world: World, user_id: int, content: bytes) -> None:
     """Add a profile photo of a user, which becomes the current one."""
+    world.photos.setdefault(user_id, []).insert(0, [keep_picture(world, content)])
+
+
+def keep_picture(world: World, content: bytes) -> dict[str, Any]:
+    """Keep a picture, and return its PhotoSize object."""
     file = _store(world, "photo", "photo.jpg", content)
     file.json = {**file.base, **_PHOTO_SIZE}
-    world.photos.setdefault(user_id, []).insert(0, [file.json])
+    return file.json
 
 
 METHODS: dict[str, Method] = {"getFile": get_file, "getUserProfilePhotos": get_profile_photos}

@@ -11,7 +11,18 @@ from stepwell.botapi.errors import ConnectionCut, Refusal
 from stepwell.botapi.http.webhook import Webhooks
 from stepwell.botapi.methods import delivery, files, payments, profile, queries
 from stepwell.botapi.methods.chats import chat, invites, members, topics
-from stepwell.botapi.methods.messages import copies, edits, locations, media, polls, reactions, text
+from stepwell.botapi.methods.messages import (
+    copies,
+    drafts,
+    edits,
+    flood,
+    locations,
+    media,
+    polls,
+    reactions,
+    rich,
+    text,
+)
 from stepwell.botapi.official import ALIASES, official_name
 from stepwell.botapi.params import Params
 from stepwell.botapi.world import Bot, World
@@ -33,6 +44,8 @@ METHODS: dict[str, Method] = {
     **profile.METHODS,
     **queries.METHODS,
     **text.METHODS,
+    **drafts.METHODS,
+    **rich.METHODS,
     **locations.METHODS,
     **media.METHODS,
     **polls.METHODS,
@@ -60,8 +73,11 @@ async def perform(world: World, webhooks: Webhooks, bot: Bot, name: str, params:
             raise failure.refusal
         if failure is not None and not failure.after:
             raise ConnectionCut
-        result = _find(name)(Call(world, webhooks, bot, params))
+        method = _find(name)
+        sent = flood.check(world, bot, name, params)
+        result = method(Call(world, webhooks, bot, params))
         result = await result if inspect.iscoroutine(result) else result
+        sent()
     except Refusal as refusal:
         world.called(bot, {**noted, "answer": refusal.json()})
         raise

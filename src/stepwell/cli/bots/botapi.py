@@ -53,6 +53,9 @@ def add(commands: Commands) -> None:
         default=[],
         help="another host name or address that bots may use; may be repeated",
     )
+    parser.add_argument(
+        "--limits", action="store_true", help="refuse messages above Telegram's limits with 429, as Telegram does"
+    )
     parser.add_argument("--outside", action="store_true", help="deliver webhooks to other machines too")
 
 
@@ -68,7 +71,10 @@ async def _serve(options: argparse.Namespace) -> None:
     # Imported here because only this command needs the botapi extra.
     from stepwell.botapi import BotAPI
 
-    api = BotAPI(host=options.host, port=options.port, hosts=tuple(options.allow_host), outside=options.outside)
+    api = BotAPI(
+        host=options.host, port=options.port, hosts=tuple(options.allow_host), outside=options.outside,
+        limits=options.limits,
+    )  # fmt: skip
     chats: list[Person] = []
     for given in options.bot or ["my_bot"]:
         name, _, token = given.partition("=")
@@ -108,10 +114,13 @@ async def _serve(options: argparse.Namespace) -> None:
 
 def _print(event: WorldEvent) -> None:
     """Print a message that a bot has sent or edited, with its buttons."""
+    # Imported here because only this command needs it.
+    from stepwell.botapi import message_text
+
     message = event.body
     if event.kind not in ("message", "edited") or not message.get("from", {}).get("is_bot"):
         return
-    text = message.get("text", message.get("caption", "(no text)"))
+    text = message_text(message) or "(no text)"
     edited = ["(edited)"] if event.kind == "edited" else []
     buttons = [f"[{button.text}]" for button in buttons_of(message.get("reply_markup"))]
     say(f"{message['from']['first_name']} ", " ".join([*edited, text, *buttons]))

@@ -15,10 +15,10 @@ from stepwell.cli.storage_url import check_storage, history_path, place_of, stat
 __all__ = ["run"]
 
 
-def run(file: str, *, storage: str | None, host: str, port: int | None, hosts: tuple[str, ...]) -> int:
+def run(file: str, *, storage: str | None, host: str, port: int | None, hosts: tuple[str, ...], limits: bool) -> int:
     """Serve until Ctrl-C, and return the exit code."""
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_serve(file, storage, host, port, hosts))
+        asyncio.run(_serve(file, storage, host, port, hosts, limits=limits))
     print()
     tell("Bye.")
     return 0
@@ -30,7 +30,9 @@ def _name_of(file: str) -> str:
     return f"play-{path.stem}-{sha256(str(path).encode()).hexdigest()[:8]}"
 
 
-async def _serve(file: str, storage: str | None, host: str, port: int | None, hosts: tuple[str, ...]) -> None:
+async def _serve(
+    file: str, storage: str | None, host: str, port: int | None, hosts: tuple[str, ...], *, limits: bool
+) -> None:
     # Imported here because only this command needs the playground extra.
     from stepwell.playground.play import Playground
 
@@ -44,6 +46,7 @@ async def _serve(file: str, storage: str | None, host: str, port: int | None, ho
         host=host,
         port=port,
         hosts=hosts,
+        limits=limits,
         history=history_path(_name_of(file), storage),
         output=lambda line: print(line, flush=True),
         new_link=lambda url: print(f"The link was used. This one opens another browser:\n\n  {url}\n", flush=True),

@@ -10,6 +10,7 @@ from stepwell.botapi.formatting.texts import link_preview, text_of
 from stepwell.botapi.keyboards import markup_of
 from stepwell.botapi.methods.messages.locations import LIVE, live_location
 from stepwell.botapi.methods.messages.media import KINDS, input_media
+from stepwell.botapi.methods.messages.rich import rich_message_of
 
 __all__ = ["METHODS", "editable"]
 
@@ -17,16 +18,17 @@ __all__ = ["METHODS", "editable"]
 _MEDIA = (
     *KINDS, "caption", "caption_entities", "show_caption_above_media", "has_media_spoiler",
 )  # fmt: skip
-_TEXT = ("text", "entities", "link_preview_options")
+_TEXT = ("text", "entities", "link_preview_options", "rich_message")
 
 
 def edit_text(call: Call) -> dict[str, Any] | bool:
-    return _edit(call, "text", {**dict.fromkeys(_TEXT), **text_of(call.params), **link_preview(call.params)})
+    content = rich_message_of(call) or {**text_of(call.params, edits=True), **link_preview(call.params)}
+    return _edit(call, "text", {**dict.fromkeys(_TEXT), **content})
 
 
 def edit_caption(call: Call) -> dict[str, Any] | bool:
     above = call.params.flag("show_caption_above_media") or None
-    caption = text_of(call.params, "caption", "caption_entities")
+    caption = text_of(call.params, "caption", "caption_entities", edits=True)
     content = {"caption": None, "caption_entities": None, "show_caption_above_media": above, **caption}
     return _edit(call, "caption", content)
 
@@ -105,11 +107,12 @@ def _edit(call: Call, part: str | None, content: dict[str, Any]) -> dict[str, An
 def _check_part(message: dict[str, Any], part: str | None) -> None:
     """Raise the error for a message that does not have the part to edit."""
     has_media = not message.keys().isdisjoint(KINDS)
-    if part == "text" and "text" not in message:
+    has_text = "text" in message or "rich_message" in message
+    if part == "text" and not has_text:
         raise bad_request("there is no text in the message to edit")
     if part == "caption" and not has_media:
         raise bad_request("there is no caption in the message to edit")
-    if part == "media" and not has_media and "text" not in message:
+    if part == "media" and not has_media and not has_text:
         raise bad_request("there is no media in the message to edit")
     if part == "location" and "live_period" not in message.get("location", {}):
         raise bad_request("message can't be edited")

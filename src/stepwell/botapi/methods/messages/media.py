@@ -13,7 +13,7 @@ from stepwell.botapi.methods.files import keep_photo, take_file
 from stepwell.botapi.methods.messages.sending import deliver
 from stepwell.botapi.params import Params
 
-__all__ = ["KINDS", "METHODS", "input_media", "media_object"]
+__all__ = ["KINDS", "MAX_ALBUM", "METHODS", "input_media", "media_object"]
 
 MAX_ALBUM = 10
 

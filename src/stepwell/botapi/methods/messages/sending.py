@@ -10,12 +10,11 @@ from stepwell.botapi.keyboards import markup_of
 from stepwell.botapi.methods.messages.replies import reply_of
 from stepwell.botapi.world import Room
 
-__all__ = ["UNUSED", "deliver"]
+__all__ = ["UNUSED", "deliver", "topic_of"]
 
 #: Parameters that are accepted without effect, and the subject that the local Bot API does not have.
 UNUSED: dict[str, str] = {
     "disable_notification": "notifications",
-    "allow_paid_broadcast": "limits of messages per second",
     "business_connection_id": "business accounts",
     "direct_messages_topic_id": "direct messages of channels",
     "suggested_post_parameters": "suggested posts",
@@ -45,7 +44,7 @@ def deliver(call: Call, **content: Any) -> dict[str, Any]:
     markup = markup_of(params)
     reply = reply_of(call, room)
     thread = params.number("message_thread_id", 0) or reply.get("reply_to_message", {}).get("message_thread_id", 0)
-    content = {**(_thread(room, thread) if thread else {}), **reply, **content}
+    content = {**(topic_of(room, thread) if thread else {}), **reply, **content}
     if params.flag("protect_content"):
         content["has_protected_content"] = True
     if params.given.get("message_effect_id"):
@@ -57,7 +56,8 @@ def deliver(call: Call, **content: Any) -> dict[str, Any]:
     return call.world.post(room, call.bot.user, **content)
 
 
-def _thread(room: Room, thread: int) -> dict[str, Any]:
+def topic_of(room: Room, thread: int) -> dict[str, Any]:
+    """Return the fields of a message in a topic that is open."""
     topic = room.topics.get(thread)
     if topic is None:
         raise bad_request("message thread not found")

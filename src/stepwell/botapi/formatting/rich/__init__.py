@@ -1,0 +1,1 @@
+"""Rich messages: blocks, from JSON, HTML and Markdown, and their limits."""
