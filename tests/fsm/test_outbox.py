@@ -423,7 +423,10 @@ async def test_answers_that_are_not_sent_before_a_stop_are_sent_after_the_next_s
 
 
 @pytest.mark.every_backend
-async def test_a_cancelled_stop_still_closes_the_storage_and_ends_its_listener_and_deliveries(backend: Backend) -> None:
+async def test_a_cancelled_stop_still_closes_the_storage_and_ends_its_listener_and_deliveries(
+    backend: Backend, constants: Constants
+) -> None:
+    constants(outbox_stop_timeout=0.1)
     sending = asyncio.Event()
 
     async def send(call: dict[str, Any]) -> None:

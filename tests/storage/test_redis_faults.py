@@ -30,6 +30,7 @@ from stepwell.record import Address, Change
 from stepwell.slot import Slot
 from stepwell.storage import Apply, Claim, Claimed, Get, Release
 from stepwell.storage.redis import RedisStorage
+from stepwell.storage.redis.client import RedisConnection, ServerConfig
 from stepwell.storage.redis.wire import refusal
 from stepwell.storage.transport.batch import JOURNAL_LIFE, Batch
 from tests.constants import Constants
@@ -141,6 +142,20 @@ async def test_the_first_call_to_a_silent_server_raises_in_time(proxy: Proxy) ->
         await storage.open()
     assert time.monotonic() - start < 30
     await storage.close()
+
+
+async def test_calls_that_wait_behind_two_unanswered_ones_fail_with_them(proxy: Proxy) -> None:
+    connection = RedisConnection(ServerConfig.from_url(f"redis://127.0.0.1:{proxy.port}"), 0.2)
+    await connection.exchange([("PING",)])
+    proxy.fall_silent()
+    errors = await asyncio.gather(*(connection.exchange([("PING",)]) for _ in range(10)), return_exceptions=True)
+    assert [(type(error), error.sent) for error in errors if isinstance(error, StorageUnavailable)] == [
+        (StorageUnavailable, sent) for sent in [True, *[False] * 9]
+    ]
+    assert ["has not answered two calls" in str(error) for error in errors] == [*[False] * 2, *[True] * 8]
+    proxy.speak()
+    assert await connection.exchange([("PING",)]) in (["PONG"], [b"PONG"])
+    await connection.close()
 
 
 async def test_a_server_that_is_not_there_gives_an_error_in_time(own_server: RedisServer) -> None:

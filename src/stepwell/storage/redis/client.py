@@ -228,6 +228,8 @@ class RedisConnection:
         self._connection: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = asyncio.Lock()
+        #: How many exchanges had no answer in time.
+        self._silences = 0
         #: Why the present exchange was ended before its timeout.
         self._abandoned = ""
 
@@ -239,7 +241,12 @@ class RedisConnection:
         """
         sent = False
         replies: list[Reply] = []
+        silences = self._silences
         await self._lock.acquire()
+        if self._silences >= silences + 2:
+            # Otherwise the calls that wait for a silent server would each wait for the timeouts of all before them.
+            self._lock.release()
+            raise self._unavailable("has not answered two calls before this one", None, sent=False)
         self._timeout.start()
         try:
             connection = self._connection or await self._connect()
@@ -257,6 +264,7 @@ class RedisConnection:
             # Replies may still arrive, and nothing will read them.
             await self.close()
             if isinstance(error, asyncio.CancelledError) and self._timeout.end():
+                self._silences += 1
                 why, self._abandoned = self._abandoned, ""
                 what = why or f"does not answer within {self._timeout.seconds:g} s"
                 raise self._unavailable(what, None, sent=sent) from error
