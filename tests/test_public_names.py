@@ -39,8 +39,8 @@ NAMES = {
     "stepwell.nodes": [
         "AlreadyHeld", "Answered", "BatchNode", "CaughtError", "ChildMap", "CorruptRecord", "END", "Event",
         "ExecutorError", "Failed", "FlowChanged", "FlowEdge", "FlowGraph", "InsideLoop", "InvalidAction",
-        "InvalidGraph", "InvalidItems", "InvalidKey", "InvalidName", "InvalidOption", "KeptError", "LeaseLost",
-        "Limit", "MergeConflict", "MissingExtra", "Node", "NodeExited", "NodeFlow", "NodeFlowError",
+        "InvalidAnswer", "InvalidGraph", "InvalidItems", "InvalidKey", "InvalidName", "InvalidOption", "KeptError",
+        "LeaseLost", "Limit", "MergeConflict", "MissingExtra", "Node", "NodeExited", "NodeFlow", "NodeFlowError",
         "NodeTimeout", "OutcomeUnknown", "Parallel", "Parked", "ProgressBar", "RecordReplaced", "Run",
         "RunBusy", "RunCancelled", "RunExists", "RunFailed", "RunFinished", "RunHandle", "RunIsNewer",
         "RunPaused", "RunReplaced", "RunStuck", "Schedule", "ScheduleStatus", "Schedules", "Sleep", "Step",

@@ -12,7 +12,7 @@ from stepwell import Log, open_storage
 from stepwell.cli.output import span
 from stepwell.errors import RecordReplaced, VersionChanged
 from stepwell.fsm import FSM
-from stepwell.nodes import Node, NodeFlow, Parked, Wait
+from stepwell.nodes import Node, NodeFlow, Parked, Wait, linear
 from stepwell.operate import edits
 from stepwell.operate.record import read
 from stepwell.slot import Slot
@@ -297,6 +297,23 @@ async def test_a_failed_run_is_put_into_the_queue_or_resumed_with_its_flow(
     assert "has the flow 'order', not 'refund'" in wrong.err
     parked = await command("resume", "asks", f"{file}:make_refund", "--yes", "--json")
     assert parked.json["run"]["status"] == "parked"
+
+
+async def test_an_answer_that_its_wait_does_not_accept_is_refused_without_the_code(
+    shared_backend: Backend, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = shared_backend.place()
+    monkeypatch.setenv("STEPWELL_STORAGE", url)
+    flow = linear(Wait("approved", accepts=bool), name="approve", storage=shared_backend.storage(url))
+    with pytest.raises(Parked):
+        await flow.run({}, flow_id="order-7")
+    refused = await command("answer", "order-7", "perhaps", "--yes")
+    assert (refused.code, refused.logged) == (1, [])
+    assert "does not fit: Expected boolean, got string; nothing was stored" in refused.err
+    shown = await command("runs", "order-7")
+    assert 'accepts {"type": "boolean"}' in shown.out
+    assert (await command("answer", "order-7", "true", "--yes", "--json")).json["answered"]
+    assert await flow.resume("order-7") == {"approved": True}
 
 
 async def test_a_parked_run_is_answered_and_cancelled_without_its_code(

@@ -11,11 +11,13 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from stepwell.errors import InvalidOption
+from stepwell.errors import InvalidOption, Parked
 from stepwell.inspector import Inspector, inspector
 from stepwell.inspector.actions import ACTIONS
 from stepwell.inspector.app import FILES, MAX_REQUEST, METRICS
 from stepwell.inspector.views import VIEWS
+from stepwell.nodes import Wait, linear
+from stepwell.operate.runs import record_of_run
 from stepwell.storage import Storage, open_storage
 from stepwell.web.files import content_of
 from tests.inspector import shop
@@ -155,6 +157,22 @@ async def test_an_invalid_write_is_refused_with_a_reason(client: httpx.AsyncClie
     for name in ACTIONS:
         answer = await client.post(f"/api/{name}", content=body, headers=WRITE)
         assert (name, answer.status_code, bool(answer.json()["error"])) == (name, 400, True)
+
+
+async def test_an_answer_that_its_wait_does_not_accept_is_refused_with_the_reason(
+    filled: Storage, browse: Browser
+) -> None:
+    flow = linear(Wait("amount", accepts=int), name="accepting", storage=filled)
+    with pytest.raises(Parked) as parked:
+        await flow.run({}, flow_id="accepting-1")
+    client = await browse(app_of(filled, allow_write=True))
+    version = (await record_of_run(filled, "accepting-1")).version
+    body = {"id": "accepting-1", "version": version, "wait": parked.value.id, "value": '"much"'}
+    answer = await client.post("/api/answer", json=body, headers=WRITE)
+    assert answer.status_code == 400
+    assert "does not fit: Expected integer, got string" in answer.json()["error"]
+    assert (await client.post("/api/answer", json={**body, "value": "20"}, headers=WRITE)).status_code == 200
+    assert await flow.resume("accepting-1") == {"amount": 20}
 
 
 async def test_a_large_request_is_refused(client: httpx.AsyncClient) -> None:

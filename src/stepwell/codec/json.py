@@ -17,6 +17,7 @@ __all__ = [
     "convert",
     "decoder",
     "from_json",
+    "json_schema",
     "replaced",
     "set_field",
     "struct_defaults",
@@ -45,6 +46,8 @@ to_msgpack: Callable[[Any], bytes] = msgspec.msgpack.Encoder(enc_hook=_plain).en
 convert: Callable[..., Any] = msgspec.convert
 #: Returns dataclasses and Structs as dicts, at any depth.
 to_builtins: Callable[[Any], Any] = msgspec.to_builtins
+#: Returns the JSON schema of a type.
+json_schema: Callable[[Any], dict[str, Any]] = msgspec.json.schema
 #: Sets a field of a Struct, frozen or not.
 set_field: Callable[[Any, str, Any], None] = msgspec.structs.force_setattr
 #: A class with declared fields, and a value in it that stays JSON.

@@ -52,6 +52,7 @@ StepwellError
 │   ├── BotBlocked                             the bot was blocked or removed, or the account is deleted
 │   └── BotUnavailable (also ConnectionError)  no usable answer within the patience of the client
 └── NodeFlowError                              a node flow, or a result of one of its nodes
+    ├── InvalidAnswer (also ValueError)             an answer does not fit the accepts= of its wait
     ├── InvalidGraph (also ValueError)              the graph is invalid; nothing has run
     ├── InvalidAction (also TypeError)              post returned no valid action
     ├── UnknownAction (also LookupError)            a named action without an edge
@@ -104,6 +105,7 @@ from stepwell.errors.fsm import (
 from stepwell.errors.nodes import (
     ExecutorError,
     InvalidAction,
+    InvalidAnswer,
     InvalidGraph,
     InvalidItems,
     KeptError,
@@ -180,6 +182,7 @@ __all__ = [
     "IncompleteData",
     "InsideLoop",
     "InvalidAction",
+    "InvalidAnswer",
     "InvalidFlow",
     "InvalidGraph",
     "InvalidItems",

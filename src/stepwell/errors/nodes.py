@@ -44,6 +44,32 @@ class NodeFlowError(StepwellError):
     """
 
 
+class InvalidAnswer(NodeFlowError, ValueError):
+    """An answer or a signal does not fit the ``accepts=`` of its ``Wait``; nothing was stored.
+
+    Example::
+
+        flow = linear(Wait("amount", accepts=int), name="approve", storage=storage)
+        try:
+            await flow.run({}, flow_id="order-42")
+        except Parked as parked:
+            with pytest.raises(InvalidAnswer, match="Expected"):
+                await flow.answer(parked.id, "many")
+    """
+
+    def __init__(self, flow_id: str, node: str, problem: str, *, signal: str | None = None) -> None:
+        self.flow_id = flow_id
+        #: The path of the node that waits.
+        self.node = node
+        #: What does not fit, and where in the value.
+        self.problem = problem
+        what = "answer to" if signal is None else f"signal {quoted(signal)} for"
+        super().__init__(
+            f"the {what} {quoted(node)} of run {quoted(flow_id)} does not fit: {problem}; nothing was stored, and the "
+            "run still waits"
+        )
+
+
 class InvalidGraph(NodeFlowError, ValueError):
     """The graph of a flow is invalid; no node has run.
 

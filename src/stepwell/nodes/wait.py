@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from stepwell.codec import check_name
+from stepwell.codec.accepted import Accepted
 from stepwell.nodes.graph.base import BaseNode, PostResult
 from stepwell.nodes.graph.hooks import call_hook
 from stepwell.nodes.run.branch import Park
@@ -28,6 +29,9 @@ class Wait(BaseNode):
     ``shared[name] = answer``. After ``timeout`` seconds without an answer, the action is ``"timeout"`` and
     ``post`` is not called; a node with other edges needs one for it. With ``signal``, the oldest unused
     ``flow.signal(flow_id, signal, value)`` is an answer too, even if it was sent before the run got here.
+    With ``accepts``, an answer that does not fit the type is refused with ``InvalidAnswer`` before it is stored, also
+    on the command line and in the inspector; ``post`` gets a value of that type. It is a dataclass, a msgspec Struct,
+    a TypedDict, a pydantic model, an Enum, a Literal, or a plain type such as ``bool``.
 
     Example::
 
@@ -39,10 +43,12 @@ class Wait(BaseNode):
         assert final["approval"] == "yes"
     """
 
-    _settings: ClassVar[tuple[str, ...]] = (*BaseNode._settings, "timeout", "signal")
+    _settings: ClassVar[tuple[str, ...]] = (*BaseNode._settings, "timeout", "signal", "accepts")
     _shape: ClassVar[str] = "wait"
 
-    def __init__(self, name: str, *, timeout: float | None = None, signal: str | None = None) -> None:
+    def __init__(
+        self, name: str, *, timeout: float | None = None, signal: str | None = None, accepts: Any = None
+    ) -> None:
         super().__init__(name=name)
         if timeout is not None:
             _check_seconds("timeout", timeout)
@@ -50,6 +56,8 @@ class Wait(BaseNode):
         check_name("the signal", signal)
         self.timeout: float | None = timeout
         self.signal: str | None = signal
+        self.accepts: Any = accepts
+        self._accepted: Accepted | None = None if accepts is None else Accepted(accepts, name)
 
     def post(self, shared: Any, prep_res: Any, exec_res: Any, /) -> PostResult:
         """Write the answer to the shared state, and choose the edge."""
@@ -101,6 +109,12 @@ def _compile(build: Build, stage: Stage, seconds: float | None, timeout_action: 
     return build.need_storage(stage, "waits")
 
 
+def _typed(node: Any, answer: Any) -> Any:
+    """Return an answer as the type that a wait accepts; raise ``ValueError`` if it does not fit after a deploy."""
+    accepted = getattr(node, "_accepted", None)
+    return answer if accepted is None else accepted.value(answer)
+
+
 async def _wait(stage: Stage, cursor: Cursor, node: Any, shared: Any, inside: bool) -> tuple[Any, Any]:
     """Return the question and its answer; park the branch if there is no answer yet."""
     branch = cursor.branch
@@ -115,6 +129,8 @@ async def _wait(stage: Stage, cursor: Cursor, node: Any, shared: Any, inside: bo
             "question": question,
             "until": None if stage.extra is None else journal.now() + stage.extra,
         }
+        if isinstance(node, Wait) and node._accepted is not None:
+            wait["accepts"] = node._accepted.schema
         if isinstance(node, Wait) and node.signal is not None:
             wait["signal"] = node.signal
             name = journal.mailbox.signal_for(wait)
@@ -123,14 +139,14 @@ async def _wait(stage: Stage, cursor: Cursor, node: Any, shared: Any, inside: bo
                 wait["answer"] = journal.mailbox.use(name)["value"]
         branch.begin(stage, cursor.visit, None, wait)
         if "answer" in wait:
-            return question, wait["answer"]
+            return question, _typed(node, wait["answer"])
         if branch.parent is not None:
             # The other branches may take long, and the question must not be asked twice after a crash.
             await branch.save(path)
         raise Park
     wait = journal.open[path]
     if "answer" in wait:
-        return wait["question"], wait["answer"]
+        return wait["question"], _typed(node, wait["answer"])
     if path in journal.overdue:
         if wait["id"] and wait["id"] not in journal.late:
             journal.late.append(wait["id"])

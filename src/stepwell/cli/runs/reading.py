@@ -141,7 +141,8 @@ def _print_run(run: Run, shared: dict[str, Any]) -> None:
     )
     for wait in run.waits:
         until = "" if wait.deadline is None else f", until {moment(wait.deadline)}"
-        print(f"waits     {cell(wait.id or wait.node)}: {cell(_asked(wait))}{until}")
+        accepts = "" if wait.accepts is None else f", accepts {json_text(wait.accepts)}"
+        print(f"waits     {cell(wait.id or wait.node)}: {cell(_asked(wait))}{until}{accepts}")
     for error in run.errors:
         print(f"error     {moment(error.at)} at {cell(error.node)}, attempt {error.attempt}: ", end="")
         print(f"{cell(error.type)}: {cell(error.message)}")

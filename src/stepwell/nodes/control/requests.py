@@ -27,6 +27,7 @@ from stepwell.errors import (
     UsageError,
 )
 from stepwell.nodes.control import runs, undoing
+from stepwell.nodes.control.fitting import fitting_answer, fitting_signal
 from stepwell.nodes.graph.building import NodeGraph
 from stepwell.nodes.graph.plan import program_of
 from stepwell.nodes.queue import children, partitions
@@ -82,8 +83,9 @@ async def answer(flow: BaseFlow, given: str, value: Any, *, storage: Storage) ->
             return None
         if await _has_answer(storage, flow_id, known[path]):
             return None
-        _check_storable(storage, flow_id, path, value, "the answer")
-        message = {"wait": known[path], "value": value}
+        fitting = fitting_answer(flow, flow_id, path, opened[path], value)
+        _check_storable(storage, flow_id, path, fitting, "the answer")
+        message = {"wait": known[path], "value": fitting}
         until = opened[path]["until"]
         if until is None:
             return message
@@ -121,8 +123,9 @@ async def signal(flow: BaseFlow, flow_id: str, name: str, value: Any, *, storage
         _check_not_ended(flow_id, table)
         waiting = list(waits.unanswered(table.get("open", {})).values())
         _check_signal(flow, name, [wait["signal"] for wait in waiting if "signal" in wait])
-        _check_storable(storage, flow_id, None, value, "the signal")
-        message = {"name": name, "value": value}
+        fitting = fitting_signal(flow, flow_id, name, value)
+        _check_storable(storage, flow_id, None, fitting, "the signal")
+        message = {"name": name, "value": fitting}
         timed = any(wait["until"] is not None for wait in waiting if wait.get("signal") == name)
         return {**message, "at": await lease.clock(storage, flow_id)} if timed else message
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from stepwell._secrets import quoted
 from stepwell.codec.values import conform
@@ -28,6 +28,7 @@ from stepwell.errors import (
 )
 from stepwell.errors.wording import counted
 from stepwell.nodes.control.ending import commit_cancelled, execute, execute_undo, release
+from stepwell.nodes.control.fitting import fitting_answer
 from stepwell.nodes.control.undoing import begin
 from stepwell.nodes.deploy.loading import load, load_queued, load_undoing
 from stepwell.nodes.graph.plan import program_of
@@ -276,6 +277,8 @@ def _answer(journal: Journal, wait_id: str | None, value: Any) -> None:
     path = next((path for path, known in asked.items() if wait_id == known), None)
     if path is None or path in journal.overdue:
         return
+    flow = cast("BaseFlow", journal.program.root.node)
+    value = fitting_answer(flow, journal.flow_id, path, journal.open[path], value)
     journal.parts.seal(path, "answer", value, "the answer{}".format)
     journal.set_answer(path, value)
 

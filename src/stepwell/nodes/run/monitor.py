@@ -86,6 +86,8 @@ class OpenWait(NamedTuple):
     deadline: float | None
     #: The ids of the child runs that it waits for.
     children: tuple[str, ...] = ()
+    #: The JSON schema that an answer must fit; ``None`` if any value does.
+    accepts: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,6 +263,7 @@ def waits_of(opened: Mapping[str, Any]) -> tuple[OpenWait, ...]:
             question=inside["question"],
             deadline=inside["until"],
             children=_children_of(inside),
+            accepts=inside.get("accepts"),
         )
         for node, inside in opened.items()
         if isinstance(inside, dict) and ("answer" not in inside or "again" in inside)

@@ -226,6 +226,8 @@ class _Wait(TypedDict):
     until: float | None
     answer: NotRequired[Any]
     again: NotRequired[str]
+    #: The JSON schema of its answer.
+    accepts: NotRequired[dict[str, Any]]
     signal: NotRequired[str]
     #: Of a wait for child runs: how their ids begin.
     step: NotRequired[str]
