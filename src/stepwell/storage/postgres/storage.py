@@ -325,31 +325,22 @@ class PostgresStorage(Storage):
         of_flow = ""
         if flow is None:
             of_flow = "and r.flow is null "
-        elif not isinstance(flow, Any_ | str):
-            args.append([escaped(each) for each in dict.fromkeys(flow)])
-            return [
-                Due(Address(namespace, row[0]), row[1])
-                for row in await self._read(
-                    f"select d.key, d.deadline from unnest($7::text[]) n (flow) cross join lateral ("  # noqa: S608
-                    f"select r.key, r.deadline from {self._quoted}.records r "
-                    f"where r.namespace = $1 and r.flow = {self._quoted}.indexed(n.flow) "
-                    f"and r.deadline <= coalesce($3, {_NOW.format(2)}) and r.alive "
-                    "and (r.deadline, r.key) > ($4::float8, $5::text) "
-                    f"and (r.expires_at is null or r.expires_at > {_NOW.format(2)}) "
-                    "order by r.deadline, r.key limit $6) d order by d.deadline, d.key limit $6",
-                    *args,
-                )
-            ]
         elif not isinstance(flow, Any_):
-            args.append(escaped(flow))
-            of_flow = f"and r.flow = {self._quoted}.indexed($7) "
-        rows = await self._read(
+            args.append(list(map(escaped, [flow] if isinstance(flow, str) else dict.fromkeys(flow))))
+            of_flow = f"and r.flow = {self._quoted}.indexed(n.flow) "
+        sql = (
             f"select r.key, r.deadline from {self._quoted}.records r "  # noqa: S608 checked and quoted
             f"where r.namespace = $1 {of_flow}and r.deadline <= coalesce($3, {_NOW.format(2)}) and r.alive "
             "and (r.deadline, r.key) > ($4::float8, $5::text) "
-            f"and (r.expires_at is null or r.expires_at > {_NOW.format(2)}) order by r.deadline, r.key limit $6",
-            *args,
+            f"and (r.expires_at is null or r.expires_at > {_NOW.format(2)}) order by r.deadline, r.key limit $6"
         )
+        if not isinstance(flow, Any_ | None):
+            # The first of each flow, then the first of all of them.
+            sql = (
+                "select d.key, d.deadline from unnest($7::text[]) n (flow) "  # noqa: S608 checked and quoted
+                f"cross join lateral ({sql}) d order by d.deadline, d.key limit $6"
+            )
+        rows = await self._read(sql, *args)
         return [Due(Address(namespace, row[0]), row[1]) for row in rows]
 
     async def due_in(self, wanted: Mapping[str, Sequence[str] | Any_], *, limit: int = 100) -> list[Due]:
@@ -374,28 +365,16 @@ class PostgresStorage(Storage):
         return [Due(Address(namespace, key), deadline) for namespace, key, deadline in rows]
 
     async def queued(self, namespace: str, name: str | Sequence[str], *, limit: int = 100) -> list[Address]:
-        if not isinstance(name, str):
-            # The first of each queue, then the first of all of them by what follows the name.
-            rows = await self._read(
-                f"select q.key from unnest($3::text[]) n (name) cross join lateral ("  # noqa: S608 checked and quoted
-                f"select r.key, r.queue from {self._quoted}.records r where r.namespace = $1 "
-                "and r.queue > n.name || chr(10) and r.queue < n.name || chr(11) and r.alive "
-                f"and (r.expires_at is null or r.expires_at > {_NOW.format(2)}) order by r.queue, r.key limit $4) q "
-                "order by substr(q.queue, length(n.name) + 2), q.key limit $4",
-                namespace,
-                self._now(),
-                list(dict.fromkeys(name)),
-                limit,
-            )
-            return [Address(namespace, row[0]) for row in rows]
+        # The first of each queue, then the first of all of them by what follows the name.
         rows = await self._read(
-            f"select r.key from {self._quoted}.records r "  # noqa: S608 checked and quoted
-            f"where r.namespace = $1 and r.queue > $3::text and r.queue < $4::text and r.alive "
-            f"and (r.expires_at is null or r.expires_at > {_NOW.format(2)}) order by r.queue, r.key limit $5",
+            f"select q.key from unnest($3::text[]) n (name) cross join lateral ("  # noqa: S608 checked and quoted
+            f"select r.key, r.queue from {self._quoted}.records r where r.namespace = $1 "
+            "and r.queue > n.name || chr(10) and r.queue < n.name || chr(11) and r.alive "
+            f"and (r.expires_at is null or r.expires_at > {_NOW.format(2)}) order by r.queue, r.key limit $4) q "
+            "order by substr(q.queue, length(n.name) + 2), q.key limit $4",
             namespace,
             self._now(),
-            f"{name}\n",
-            f"{name}{END}",
+            [name] if isinstance(name, str) else list(dict.fromkeys(name)),
             limit,
         )
         return [Address(namespace, row[0]) for row in rows]

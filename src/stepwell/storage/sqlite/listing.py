@@ -106,16 +106,12 @@ class Listing:
             "after_key": "" if after is None else after.address.key,
             "now": now,
             "limit": limit,
-            "flow": None,
         }
-        query = "due_of_flow"
         if isinstance(flow, Any_):
-            query = "due"
-        elif flow is not None and not isinstance(flow, str):
-            query, bindings["flow"] = "due_of_flows", json.dumps(list(dict.fromkeys(flow)))
+            found = self._rows.read(QUERIES["due"], bindings)
         else:
-            bindings["flow"] = flow
-        found = self._rows.read(QUERIES[query], bindings)
+            flows = [flow] if flow is None or isinstance(flow, str) else list(dict.fromkeys(flow))
+            found = self._rows.read(QUERIES["due_of_flows"], bindings | {"flows": json.dumps(flows)})
         return [Due(Address(namespace, key), deadline) for key, deadline in found]
 
     def due_in(self, wanted: Mapping[str, Sequence[str] | Any_], limit: int) -> list[Due]:
@@ -125,10 +121,8 @@ class Listing:
 
     def queued(self, namespace: str, name: str | Sequence[str], limit: int) -> list[Address]:
         """Return the first records of a queue, or of several together."""
-        if not isinstance(name, str):
-            several = (namespace, json.dumps(list(dict.fromkeys(name))), self._clock(), limit)
-            return [Address(namespace, key) for (key,) in self._rows.read(QUERIES["queued_of_several"], several)]
-        bindings = (namespace, f"{name}\n", f"{name}{END}", self._clock(), limit)
+        names = [name] if isinstance(name, str) else list(dict.fromkeys(name))
+        bindings = (namespace, json.dumps(names), self._clock(), limit)
         return [Address(namespace, key) for (key,) in self._rows.read(QUERIES["queued"], bindings)]
 
     def queues(self, namespace: str, prefix: str, after: str, limit: int) -> list[str]:

@@ -240,19 +240,12 @@ WHERE namespace = :namespace AND deadline IS NOT NULL AND deadline <= :before
   AND alive = 1 AND (expires_at IS NULL OR expires_at > :now)
 ORDER BY deadline, key LIMIT :limit;
 
--- name: due_of_flow
-SELECT key, deadline FROM record INDEXED BY record_by_flow_deadline
-WHERE namespace = :namespace AND flow IS :flow AND deadline IS NOT NULL AND deadline <= :before
-  AND (deadline, key) > (:after_deadline, :after_key)
-  AND alive = 1 AND (expires_at IS NULL OR expires_at > :now)
-ORDER BY deadline, key LIMIT :limit;
-
 -- name: due_of_flows
 -- CROSS JOIN keeps the order: the first deadlines of each flow, then the first of all of them.
-SELECT record.key, record.deadline FROM json_each(:flow) AS wanted CROSS JOIN record
+SELECT record.key, record.deadline FROM json_each(:flows) AS wanted CROSS JOIN record
 WHERE record.rowid IN (
     SELECT rowid FROM record AS first INDEXED BY record_by_flow_deadline
-    WHERE first.namespace = :namespace AND first.flow = wanted.value
+    WHERE first.namespace = :namespace AND first.flow IS wanted.value
       AND first.deadline IS NOT NULL AND first.deadline <= :before
       AND (first.deadline, first.key) > (:after_deadline, :after_key)
       AND first.alive = 1 AND (first.expires_at IS NULL OR first.expires_at > :now)
@@ -260,7 +253,7 @@ WHERE record.rowid IN (
 )
 ORDER BY record.deadline, record.key LIMIT :limit;
 
--- name: queued_of_several
+-- name: queued
 -- The first records of each queue, then the first of all of them by what follows the name.
 SELECT record.key FROM json_each(?2) AS wanted CROSS JOIN record
 WHERE record.rowid IN (
@@ -270,11 +263,6 @@ WHERE record.rowid IN (
     ORDER BY first.queue, first.key LIMIT ?4
 )
 ORDER BY substr(record.queue, length(wanted.value) + 2), record.key LIMIT ?4;
-
--- name: queued
-SELECT key FROM record INDEXED BY record_by_queue
-WHERE namespace = ?1 AND queue > ?2 AND queue < ?3 AND alive = 1 AND (expires_at IS NULL OR expires_at > ?4)
-ORDER BY queue, key LIMIT ?5;
 
 -- name: queues
 -- One index lookup for each queue, however many records it has. A newline, char(10), ends the name in a queue's text.
