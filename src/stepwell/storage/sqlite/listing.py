@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from stepwell.record import Address
@@ -113,11 +113,6 @@ class Listing:
             flows = [flow] if flow is None or isinstance(flow, str) else list(dict.fromkeys(flow))
             found = self._rows.read(QUERIES["due_of_flows"], bindings | {"flows": json.dumps(flows)})
         return [Due(Address(namespace, key), deadline) for key, deadline in found]
-
-    def due_in(self, wanted: Mapping[str, Sequence[str] | Any_], limit: int) -> list[Due]:
-        """Return the first deadlines of several namespaces that have passed, earliest first."""
-        found = [due for namespace, flows in wanted.items() for due in self.due(namespace, None, limit, None, flows)]
-        return sorted(found, key=lambda due: due.deadline)[:limit]
 
     def queued(self, namespace: str, name: str | Sequence[str], limit: int) -> list[Address]:
         """Return the first records of a queue, or of several together."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -251,9 +251,6 @@ class SQLiteStorage(Storage):
         flow: str | Any_ | Sequence[str] | None = ANY,
     ) -> list[Due]:
         return await self._list(Listing.due, namespace, before, limit, after, flow)
-
-    async def due_in(self, wanted: Mapping[str, Sequence[str] | Any_], *, limit: int = 100) -> list[Due]:
-        return await self._list(Listing.due_in, wanted, limit)
 
     async def queued(self, namespace: str, name: str | Sequence[str], *, limit: int = 100) -> list[Address]:
         return await self._list(Listing.queued, namespace, name, limit)
