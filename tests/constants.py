@@ -50,7 +50,7 @@ NAMES = {
     "presence_first": "stepwell.storage.presence:FIRST",
     "presence_kept": "stepwell.storage.presence:KEPT",
     "quick_erase_bytes": "stepwell.storage.sqlite.storage:QUICK_ERASE_BYTES",
-    "reading_prompt": "stepwell.inspector.reading:PROMPT",
+    "reading_prompt": "stepwell.inspector.subject:PROMPT",
     "rechecks": "stepwell.nodes.run.journal:RECHECKS",
     "redis_slow": "stepwell.storage.redis.server:SLOW",
     "repair_every": "stepwell.nodes.workers.worker:REPAIR_EVERY",

@@ -13,7 +13,7 @@ import pytest
 
 from stepwell import MemoryStorage, Secret, record_type
 from stepwell.fsm import FSM, Flow, state
-from stepwell.inspector import reading, subject, views
+from stepwell.inspector import subject, views
 from stepwell.inspector.flows import KnownFlows
 from stepwell.inspector.subject import Subject
 from stepwell.nodes import Node, NodeFlow, RunFailed
@@ -196,7 +196,7 @@ async def test_counts_are_kept_in_proportion_to_the_time_that_they_take() -> Non
         reads.append(len(reads))
         return reads[-1]
 
-    kept = reading.Reading(read)
+    kept = subject.Reading(read)
     assert await kept.get(wait=10) == 0
     kept._fresh_until = float("inf")
     assert await kept.get(wait=10) == 0

@@ -277,8 +277,8 @@ async def test_a_claim_without_a_run_is_not_a_run(storage: Storage, constants: C
     flow = linear(Say([], "a"), storage=storage)
     await storage.perform(Claim(storage.address(RUNS, "r"), "dead", 0.2))
     assert await flow.run(flow_id="r") == {"said": ["a"]}
-    await storage.perform(Claim(storage.address(RUNS, "r"), "dead", 0.2))
-    assert await flow.run(flow_id="r", if_exists="resume") == {"said": ["a"]}
+    await storage.perform(Claim(storage.address(RUNS, "s"), "dead", 0.2))
+    assert await flow.run(flow_id="s", if_exists="resume") == {"said": ["a"]}
     await storage.perform(Claim(storage.address(RUNS, "r"), "held", 5))
     constants(lease=-1.8)
     with pytest.raises(RunBusy):

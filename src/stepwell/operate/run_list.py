@@ -16,10 +16,23 @@ from stepwell.operate.runs import masked_run, secrets_of
 from stepwell.operate.search import matches, pages, written_before
 from stepwell.options import check_choice
 
-__all__ = ["OPEN", "DamagedRun", "ListedRun", "RunCount", "RunFilter", "check_status", "listed_runs", "run_counts"]
+__all__ = [
+    "OPEN",
+    "DamagedRun",
+    "ListedRun",
+    "NodeCount",
+    "RunCount",
+    "RunFilter",
+    "check_status",
+    "listed_runs",
+    "node_counts",
+    "run_counts",
+]
 
 #: The statuses of runs that have not ended.
 OPEN: Final = tuple(status for status in get_args(Status) if status not in FINAL)
+#: The statuses of runs that are at a node.
+AT_NODES: Final = ("running", "parked", "sleeping", "paused", "failed", "stuck")
 
 
 class DamagedRun(NamedTuple):
@@ -49,6 +62,18 @@ class RunCount(NamedTuple):
     oldest: float | None
     #: Whether there are more than ``runs``.
     more: bool = False
+
+
+class NodeCount(NamedTuple):
+    """The runs of a flow that are at one node with one status."""
+
+    flow: str
+    #: The path of the node.
+    node: str
+    status: str
+    runs: int
+    #: The time of the oldest last write among them.
+    oldest: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,3 +177,23 @@ async def run_counts(storage: Storage, *, limit: int) -> tuple[list[RunCount], b
         found[at] += 1
         oldest[at] = min(oldest.get(at, written), written)
     return [RunCount(*at, found[at], oldest[at]) for at in sorted(found)], complete
+
+
+async def node_counts(storage: Storage, *, limit: int) -> tuple[list[NodeCount], bool]:
+    """Count the runs by flow, node and status, and return whether all were counted.
+
+    No index has the node of a run, so it reads up to ``limit`` runs of each status.
+    """
+    found: dict[tuple[str, str, str], NodeCount] = {}
+    complete = True
+    for status in AT_NODES:
+        async for run, looked, _ in listed_runs(storage, RunFilter(statuses=(status,))):
+            if looked > limit:
+                complete = False
+                break
+            if isinstance(run, DamagedRun) or run.node is None:
+                continue
+            at = run.flow, run.node, run.status
+            known = found.get(at, NodeCount(*at, 0, run.updated_at))
+            found[at] = NodeCount(*at, known.runs + 1, min(known.oldest, run.updated_at))
+    return [found[at] for at in sorted(found)], complete

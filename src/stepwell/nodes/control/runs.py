@@ -96,7 +96,7 @@ async def start(
                             raise RunExists(flow_id, state_only=table_of(slot.head, slot.address) is None)
                     return await _continue(flow, slot, flow_id, wait_id=None, value=..., new_execution=new_execution)
                 finished_at = _finished_at(slot) if wait else None
-                since = slot.now - (loop.time() - asked_at) if called_at is None else called_at
+                since = slot.time() - (loop.time() - asked_at) if called_at is None else called_at
                 if finished_at is not None and finished_at > since:
                     # The run has finished while this call waited for it.
                     await slot.confirm()
