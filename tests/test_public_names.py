@@ -97,9 +97,8 @@ NAMES = {
         "OutcomeUnknown", "RecordReplaced", "Router", "StateEntered", "StateName", "StorageError",
         "StorageUnavailable", "StoredDataError", "TimerFired", "TooLarge", "TransitionError", "UnknownFlowError",
         "UnknownScheme", "UnknownStateError", "UnreachableState", "Unsupported", "Update", "UpdateHandled",
-        "UpdateReceived",
-        "UsageError", "button", "callback", "command", "fsm_flow", "fsm_in_flow", "fsm_state", "keyboard", "keys",
-        "kind", "remove_keyboard", "reply_keyboard", "state", "subscribe", "text",
+        "UpdateReceived", "UsageError", "album", "button", "callback", "command", "fsm_flow", "fsm_in_flow",
+        "fsm_state", "keyboard", "keys", "kind", "remove_keyboard", "reply_keyboard", "state", "subscribe", "text",
     ],
 }  # fmt: skip
 

@@ -300,7 +300,9 @@ async def test_timers_that_nothing_fires_are_warned_of_once(caplog: pytest.LogCa
     for number in (1, 2):
         await router.handle(message(update_id=number))
     [warning] = warnings_in(caplog)
-    assert warning.startswith("bot has timeouts or on_expired, and this process does not fire timers; use 'async with")
+    assert warning.startswith(
+        "bot has timeouts, on_expired or albums, and this process does not fire timers; use 'async with"
+    )
 
 
 async def test_answers_that_nothing_sends_are_warned_of_at_start_up(caplog: pytest.LogCaptureFixture) -> None:

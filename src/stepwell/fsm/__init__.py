@@ -51,7 +51,7 @@ from stepwell.fsm.events import (
     UpdateReceived,
     subscribe,
 )
-from stepwell.fsm.filters import Filter, callback, command, fsm_flow, fsm_in_flow, fsm_state, kind, text
+from stepwell.fsm.filters import Filter, album, callback, command, fsm_flow, fsm_in_flow, fsm_state, kind, text
 from stepwell.fsm.flows.description import StateName, UnreachableState
 from stepwell.fsm.flows.flow import Flow, state
 from stepwell.fsm.forms.form import Form
@@ -116,6 +116,7 @@ __all__ = [
     "UpdateHandled",
     "UpdateReceived",
     "UsageError",
+    "album",
     "button",
     "callback",
     "command",

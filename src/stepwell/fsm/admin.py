@@ -130,6 +130,7 @@ async def _take_over(source: Slot, slot: Slot, old: int, new: int) -> None:
         slot,
         expired=there.expired + taken.expired,
         outbox=there.outbox + taken.outbox,
+        albums=there.albums + taken.albums,
         where=(new, *where[1:]) if where[:1] == (old,) else where,
     )
     slot.data = {**source.data, **slot.data}
@@ -139,4 +140,4 @@ async def _take_over(source: Slot, slot: Slot, old: int, new: int) -> None:
         tags=tuple(f"chat:{new}" if tag == f"chat:{old}" else tag for tag in source.tags),
         expiry=None if source.expires_at is None else max(source.expires_at - source.now, 1.0),
     )
-    keep(source, expired=(), outbox=())
+    keep(source, expired=(), outbox=(), albums=())

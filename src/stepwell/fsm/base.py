@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from stepwell.errors import StepwellError
 from stepwell.fsm.bot import BotMethods
@@ -16,10 +16,21 @@ from stepwell.record import Address
 from stepwell.slot import Slot
 from stepwell.storage import Storage
 
-__all__ = ["Machine", "Send"]
+__all__ = ["AlbumHandler", "Machine", "Send"]
 
 #: Sends a Bot API call. It may be a coroutine function; a ``def`` function runs in a thread.
 Send: TypeAlias = Callable[[dict[str, Any]], Any]
+
+
+class AlbumHandler(Protocol):
+    """Handles albums, for a router or an adapter."""
+
+    @property
+    def collects_albums(self) -> bool:
+        """Whether a handler waits for albums."""
+
+    async def handle_album(self, conversation: Any, ctx: Any) -> None:
+        """Call the handlers of an album with its context."""
 
 
 class Machine:
@@ -49,6 +60,8 @@ class Machine:
     send: Send | None
     #: The client of handlers, ``ctx.bot``.
     client: BotMethods | None = None
+    #: Handles the albums of its conversations.
+    albums: AlbumHandler | None = None
     #: Calls of the outbox that are being sent.
     deliveries: set[asyncio.Task[None]]
     #: Reads the id of an update; ``None``: its ``update_id``.

@@ -24,6 +24,7 @@ from stepwell.options import check_not_async
 __all__ = [
     "Condition",
     "Filter",
+    "album",
     "as_filter",
     "callback",
     "command",
@@ -69,6 +70,11 @@ class Filter(ABC):
     def _kinds(self) -> frozenset[str]:
         """The kinds of update that it names. A runner requests them from Telegram."""
         return frozenset()
+
+    @property
+    def _collects_albums(self) -> bool:
+        """Whether it waits for albums, whose messages are then collected."""
+        return False
 
     def __and__(self, other: Filter | Condition) -> Filter:
         return _Combined(all, self, as_filter(other))
@@ -141,6 +147,10 @@ class _Combined(Filter):
     @property
     def _kinds(self) -> frozenset[str]:
         return frozenset() if self.combine is _none else frozenset().union(*(part._kinds for part in self.parts))
+
+    @property
+    def _collects_albums(self) -> bool:
+        return self.combine is not _none and any(part._collects_albums for part in self.parts)
 
 
 def _none(results: Iterable[bool]) -> bool:
@@ -311,6 +321,30 @@ class callback(Filter):  # noqa: N801
         if self.pattern is None:
             return update.kind == "callback_query"
         return update.callback_data is not None and _matches(self.pattern, update.callback_data, ctx)
+
+
+class album(Filter):  # noqa: N801
+    """Match an album: several pictures, videos or files that were sent together.
+
+    With this filter in a router, the messages of an album, which are one update each, are collected and handled as one
+    update, 1.3 seconds after the last one, or before the next update of their sender. ``ctx.album`` has the messages,
+    and ``ctx.update`` the first of them. They are kept in the record of the conversation, so that a crash loses none.
+
+    Example::
+
+        @router.on(album())
+        async def pictures(ctx):
+            ctx.answer(f"{len(ctx.album)} pictures: {ctx.album[0].get('caption', '')}")
+    """
+
+    __slots__ = ()
+
+    def __call__(self, ctx: Context[Any], /) -> bool:
+        return bool(ctx.album)
+
+    @property
+    def _collects_albums(self) -> bool:
+        return True
 
 
 class kind(Filter):  # noqa: N801

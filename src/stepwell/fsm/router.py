@@ -86,6 +86,8 @@ class Router:
             fsm.send = send
         if fsm is not None and client is not None:
             fsm.client = client
+        if fsm is not None and (fsm.albums is None or not fsm.albums.collects_albums):
+            fsm.albums = self
         self._routes: list[tuple[tuple[Filter, ...], Route | Router]] = []
         #: At most one. A list, because the routers of ``scope`` share it.
         self._error_handlers: list[ErrorHandler] = []
@@ -198,8 +200,19 @@ class Router:
         """``handle`` for code without an event loop. A ``def`` handler runs in the caller's thread, and may block."""
         return _portal.sync(self.handle(update))
 
+    @property
+    def collects_albums(self) -> bool:
+        """Whether a handler has the filter ``album()``, so that the messages of albums are collected."""
+        return any(each._collects_albums for filters, _, _ in self._flat() for each in filters)
+
+    async def handle_album(self, conversation: Conversation, ctx: Context) -> None:
+        """Call the handler of an album. The timers of the machine call this."""
+        await self._run(conversation, ctx)
+
     async def _run(self, conversation: Conversation, ctx: Context) -> None:
         """Call the handler of an update, and its error handler if that fails."""
+        if ctx.update.media_group_id is not None and ctx._album is None and conversation.add_to_album():
+            return
         on_error = self._error_handlers[0] if self._error_handlers else None
         found: Route | None = None
         failures = 0

@@ -58,6 +58,8 @@ KINDS: tuple[str, ...] = tuple(kind.name for kind in _TABLE)
 #: Kinds that a bot gets only if ``allowed_updates`` names them.
 ON_REQUEST: frozenset[str] = frozenset({"chat_member", "message_reaction", "message_reaction_count"})
 _KNOWN = frozenset(KINDS)
+#: The kinds of new messages. An edit of a message of an album is an update of its own.
+_WITH_ALBUMS = frozenset({"message", "business_message", "guest_message", "channel_post"})
 _WITHOUT_USER = frozenset(kind.name for kind in _TABLE if not kind.has_user)
 _WITHOUT_CHAT = frozenset(kind.name for kind in _TABLE if not kind.has_chat)
 #: A bare ``ChatMemberUpdated`` counts as ``chat_member``, the last of its kinds.
@@ -104,8 +106,8 @@ class Update:
 
     __slots__ = (
         "_chat_part", "business_connection_id", "callback_data", "callback_id", "chat", "chatless", "command", "event",
-        "in_topic", "inline_message_id", "kind", "message_id", "migration", "raw", "text", "thread_id", "update_id",
-        "user",
+        "in_topic", "inline_message_id", "kind", "media_group_id", "message_id", "migration", "raw", "text",
+        "thread_id", "update_id", "user",
     )  # fmt: skip
 
     #: The dict or the object of a library that this update was made from.
@@ -134,6 +136,8 @@ class Update:
     message_id: int | None
     #: The id of the message with the button, if it was sent through an inline query.
     inline_message_id: str | None
+    #: The id of the album that the message belongs to.
+    media_group_id: str | None
     #: It happened in a forum topic, not in a thread of replies.
     in_topic: bool
     #: The old and the new id of a group that became a supergroup, if this message announces it.
@@ -161,6 +165,8 @@ class Update:
                 business = message.get("business_connection_id")
                 self.business_connection_id = business if business and isinstance(business, str) else None
                 self.in_topic = message.get("is_topic_message") is True
+                group = message.get("media_group_id")
+                self.media_group_id = group if group and isinstance(group, str) else None
 
     @classmethod
     def of(cls, anything: object) -> Update:
@@ -258,6 +264,10 @@ def _business_connection_id(update: Update) -> str | None:
     return _string(_read(update._chat_part, "business_connection_id"))
 
 
+def _media_group_id(update: Update) -> str | None:
+    return _string(_read(update.event, "media_group_id")) if update.kind in _WITH_ALBUMS else None
+
+
 _READERS: dict[str, Callable[[Update], Any]] = {
     "_chat_part": _chat_part,
     "update_id": lambda update: _update_id(_read(update.raw, "update_id")),
@@ -272,6 +282,7 @@ _READERS: dict[str, Callable[[Update], Any]] = {
     "inline_message_id": lambda update: (
         _string(_read(update.event, "inline_message_id")) if update.kind == "callback_query" else None
     ),
+    "media_group_id": _media_group_id,
     "in_topic": lambda update: _read(update._chat_part, "is_topic_message") is True,
     "migration": _migration,
     "command": _command,

@@ -16,7 +16,7 @@ MINIMUM = "3.21"
 require("aiogram", "aiogram", minimum=MINIMUM)
 
 from stepwell.adapters.aiogram.exempt import without_isolation  # noqa: E402
-from stepwell.adapters.aiogram.filters import ContextFilter, fsm_flow, fsm_in_flow, fsm_state  # noqa: E402
+from stepwell.adapters.aiogram.filters import ContextFilter, album, fsm_flow, fsm_in_flow, fsm_state  # noqa: E402
 from stepwell.adapters.aiogram.middleware import setup  # noqa: E402
 from stepwell.adapters.aiogram.objects import register_objects  # noqa: E402
 from stepwell.adapters.aiogram.storage import StepwellIsolation, StepwellStorage  # noqa: E402
@@ -25,6 +25,7 @@ __all__ = [
     "ContextFilter",
     "StepwellIsolation",
     "StepwellStorage",
+    "album",
     "fsm_flow",
     "fsm_in_flow",
     "fsm_state",

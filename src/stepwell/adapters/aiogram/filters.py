@@ -13,7 +13,7 @@ from aiogram.types import TelegramObject
 from stepwell.errors import UsageError
 from stepwell.fsm import Context, filters
 
-__all__ = ["ContextFilter", "filters_of", "fsm_flow", "fsm_in_flow", "fsm_state"]
+__all__ = ["ContextFilter", "album", "filters_of", "fsm_flow", "fsm_in_flow", "fsm_state"]
 
 
 class ContextFilter(Filter):
@@ -91,6 +91,25 @@ def fsm_state(state: str | tuple[Any, Any] | None) -> ContextFilter:
             ctx.update_data(email=message.text)
     """
     return ContextFilter(filters.fsm_state(state))
+
+
+def album() -> ContextFilter:
+    """Match an album: several pictures, videos or files that were sent together. ``ctx.album`` has its messages.
+
+    Its messages, which are one update each, are then collected and handled as one, see ``stepwell.fsm.album``.
+
+    Example::
+
+        from aiogram import Dispatcher
+        from stepwell.adapters.aiogram import album
+
+        dispatcher = Dispatcher()
+
+        @dispatcher.message(album())
+        async def pictures(message, ctx):
+            await message.answer(f"{len(ctx.album)} pictures: {ctx.album[0].caption}")
+    """
+    return ContextFilter(filters.album())
 
 
 def fsm_in_flow() -> ContextFilter:

@@ -5,22 +5,24 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
 from aiogram import BaseMiddleware, Bot, Dispatcher
 from aiogram.dispatcher.event.bases import UNHANDLED
 from aiogram.fsm.storage.memory import MemoryStorage
-from aiogram.types import ErrorEvent, TelegramObject
+from aiogram.types import ErrorEvent, Message, TelegramObject, Update
 
 from stepwell.adapters.aiogram.bots import BotMachines
 from stepwell.adapters.aiogram.calls import call_bot, pause_of
 from stepwell.adapters.aiogram.filters import filters_of
-from stepwell.adapters.aiogram.objects import bot_of_objects
-from stepwell.adapters.framework.conversations import UpdateConversation, check_flows
+from stepwell.adapters.aiogram.objects import as_json, bot_of_objects
+from stepwell.adapters.framework.conversations import UpdateConversation, check_flows, collect_albums
 from stepwell.adapters.framework.sending import MakeCall, make_call, sender
 from stepwell.errors import UsageError
-from stepwell.fsm import FSM
+from stepwell.fsm import FSM, Context
+from stepwell.fsm.engine import Conversation
 from stepwell.options import check_instance
 
 __all__ = ["setup"]
@@ -62,6 +64,7 @@ def setup(dispatcher: Dispatcher, fsm: FSM, *, bot: Bot | None = None) -> None:
             stacklevel=2,
         )
     conversations = _Conversations(dispatcher, fsm, bot)
+    fsm.albums = conversations
     # Inside aiogram's ErrorsMiddleware, so that an exception gets here before an error handler catches it.
     middlewares.register(conversations)
     dispatcher.startup.register(conversations.start)
@@ -74,6 +77,8 @@ class _Conversations(BaseMiddleware):
         self._machines = BotMachines(fsm)
         self._bot = bot
         self._checked = False
+        #: The bots that have got updates or were there at the start, by the names of their machines.
+        self._bots: dict[str, Bot] = {}
 
     async def __call__(
         self,
@@ -83,12 +88,24 @@ class _Conversations(BaseMiddleware):
     ) -> Any:
         if not self._checked:
             self._check_flows()
+        album = _album.get()
+        if album is not None and album.ctx is data.get("ctx"):
+            # The machine writes what the handler changes, and makes its calls.
+            try:
+                return await handler(event, data)
+            except Exception as error:
+                album.failed = error
+                raise
         bot: Bot = data["bot"]
         bot_of_objects.set(bot)
         fsm = await self._machines.of(bot.id, _sender(bot))
+        self._bots[fsm.bot] = bot
         result: Any = None
         conversation = UpdateConversation(fsm, event)
         async with conversation as ctx:
+            if ctx is not None and ctx.update.media_group_id is not None and conversation.add_to_album(as_json(event)):
+                # Its handler is called when the album is complete.
+                return None
             if ctx is not None:
                 data["ctx"] = ctx
                 result = await handler(event, data)
@@ -104,10 +121,34 @@ class _Conversations(BaseMiddleware):
     async def start(self, **data: Any) -> None:
         self._check_flows()
         known: tuple[Bot | None, ...] = (self._bot, *data.get("bots", ()), data.get("bot"))
-        await self._machines.start({bot.id: _sender(bot) for bot in known if bot is not None})
+        bots = [bot for bot in known if bot is not None]
+        for bot in bots:
+            # Before the timers start, which may be those of an album.
+            self._bots[(await self._machines.of(bot.id, _sender(bot))).bot] = bot
+        await self._machines.start({bot.id: _sender(bot) for bot in bots})
 
     async def stop(self) -> None:
         await self._machines.stop()
+
+    @property
+    def collects_albums(self) -> bool:
+        """Whether a handler has the filter ``album()``."""
+        return collect_albums(each.inner for each in filters_of(self._dispatcher))
+
+    async def handle_album(self, conversation: Conversation, ctx: Context) -> None:
+        """Call the handlers of an album."""
+        bot = self._bots[ctx._fsm.bot]
+        ctx._album = [Message.model_validate(each, context={"bot": bot}) for each in ctx.album]
+        update = Update.model_validate(ctx.update.raw, context={"bot": bot})
+        album = _RunningAlbum(ctx)
+        token = _album.set(album)
+        try:
+            await self._dispatcher.feed_update(bot, update, ctx=ctx)
+        finally:
+            _album.reset(token)
+        if album.failed is not None:
+            # An error handler has caught it.
+            raise album.failed
 
     async def _report(self, event: Any, data: dict[str, Any], call: dict[str, Any], error: Exception) -> None:
         """Pass a call that failed for good to the error handlers, or log it."""
@@ -125,6 +166,18 @@ class _Conversations(BaseMiddleware):
     def _check_flows(self) -> None:
         check_flows(self._machines.fsm, [each.inner for each in filters_of(self._dispatcher)])
         self._checked = True
+
+
+class _RunningAlbum:
+    """An album that is being handled."""
+
+    def __init__(self, ctx: Context) -> None:
+        self.ctx = ctx
+        #: The error of its handler.
+        self.failed: Exception | None = None
+
+
+_album: ContextVar[_RunningAlbum | None] = ContextVar("stepwell_aiogram_album", default=None)
 
 
 def _sender(bot: Bot) -> MakeCall:

@@ -6,6 +6,7 @@ They are stored as the Bot API describes them, and validated when they are read.
 from __future__ import annotations
 
 from contextvars import ContextVar
+from datetime import datetime
 from typing import Any
 
 from aiogram import Bot, enums, types
@@ -13,7 +14,7 @@ from aiogram.client.default import Default
 
 from stepwell.adapters.framework.objects import classes_in, register_classes, register_enums, without_enums
 
-__all__ = ["bot_of_objects", "register_objects"]
+__all__ = ["as_json", "bot_of_objects", "register_objects"]
 
 #: The bot that objects get when they are read.
 bot_of_objects: ContextVar[Bot | None] = ContextVar("stepwell_aiogram_bot", default=None)
@@ -23,6 +24,19 @@ def register_objects() -> None:
     """Register the classes of Telegram's objects."""
     register_classes("aiogram", classes_in(types, types.TelegramObject), _pack, _unpack)
     register_enums("aiogram.enums", enums)
+
+
+def as_json(value: types.TelegramObject) -> Any:
+    """Return one of Telegram's objects as the Bot API sends it."""
+    return _with_plain_times(_pack(value))
+
+
+def _with_plain_times(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _with_plain_times(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_with_plain_times(each) for each in value]
+    return int(value.timestamp()) if isinstance(value, datetime) else value
 
 
 def _pack(value: types.TelegramObject) -> Any:

@@ -11,7 +11,7 @@ from stepwell.errors import DuplicateUpdate, UnknownFlowError
 from stepwell.fsm import FSM, Context, Filter
 from stepwell.fsm.engine import Conversation
 
-__all__ = ["UpdateConversation", "check_flows"]
+__all__ = ["UpdateConversation", "check_flows", "collect_albums"]
 
 
 class UpdateConversation:
@@ -20,7 +20,7 @@ class UpdateConversation:
     The block gets the context, or ``None`` if the update was handled before. If it raises, nothing is written.
     """
 
-    def __init__(self, fsm: FSM, update: Any) -> None:
+    def __init__(self, fsm: Any, update: Any) -> None:
         self._fsm = fsm
         self._update = update
         self._conversation: Conversation | None = None
@@ -47,6 +47,17 @@ class UpdateConversation:
         await self._conversation.__aexit__(None if error is None else type(error), error, trace)
         self.calls = calls
 
+    @classmethod
+    def of_album(cls, conversation: Conversation, ctx: Context[Any]) -> UpdateConversation:
+        """Return the conversation of an album, which the machine has entered and leaves."""
+        found = cls(ctx._fsm, ctx.update)
+        found._conversation, found._ctx = conversation, ctx
+        return found
+
+    def add_to_album(self, raw: dict[str, Any]) -> bool:
+        """Add the update, given as JSON, to its album. Return ``False`` if it has none, or no handler waits for it."""
+        return self._conversation is not None and self._conversation.add_to_album(raw)
+
     async def rollback(self, error: Exception) -> None:
         """Discard the changes of a handler that has raised, and keep the claim."""
         if self._conversation is not None:
@@ -56,6 +67,11 @@ class UpdateConversation:
         enters = self._fsm.duplicates.choice == "enter"
         self._conversation = Conversation(self._fsm, self._update, collects=True, enters=enters)
         return await self._conversation.__aenter__()
+
+
+def collect_albums(filters: Iterable[Filter]) -> bool:
+    """Return whether a filter waits for albums."""
+    return any(each._collects_albums for each in filters)
 
 
 def check_flows(fsm: FSM, filters: Iterable[Filter]) -> None:

@@ -18,7 +18,7 @@ require("telegram", "ptb", distribution="python-telegram-bot", minimum=MINIMUM, 
 from stepwell.adapters.ptb.application import confirm_handled, install, setup  # noqa: E402
 from stepwell.adapters.ptb.conversation import ConversationHandler  # noqa: E402
 from stepwell.adapters.ptb.conversations import fsm_of  # noqa: E402
-from stepwell.adapters.ptb.filters import ConversationFilter, fsm_flow, fsm_in_flow, fsm_state  # noqa: E402
+from stepwell.adapters.ptb.filters import ConversationFilter, album, fsm_flow, fsm_in_flow, fsm_state  # noqa: E402
 from stepwell.adapters.ptb.objects import register_objects  # noqa: E402
 from stepwell.adapters.ptb.persistence import StepwellPersistence  # noqa: E402
 
@@ -26,6 +26,7 @@ __all__ = [
     "ConversationFilter",
     "ConversationHandler",
     "StepwellPersistence",
+    "album",
     "confirm_handled",
     "fsm_flow",
     "fsm_in_flow",

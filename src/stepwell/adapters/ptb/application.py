@@ -18,6 +18,7 @@ from telegram.ext import Application
 
 from stepwell.adapters.framework.conversations import check_flows
 from stepwell.adapters.framework.retry import TEMPORARY
+from stepwell.adapters.ptb.albums import ApplicationAlbums
 from stepwell.adapters.ptb.confirmation import ConfirmingQueue, confirm_update
 from stepwell.adapters.ptb.conversation import check_names, conversations_in
 from stepwell.adapters.ptb.conversations import add_conversations, conversations_of, discard_changes
@@ -91,6 +92,7 @@ def setup(application: AnyApplication, fsm: FSM) -> None:
     """
     check_instance(application, Application, "setup(application, fsm) takes an Application, got {}")
     add_conversations(application, fsm)
+    fsm.albums = ApplicationAlbums(application)
     _claim_updates(application)
 
 

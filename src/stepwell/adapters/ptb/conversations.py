@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from functools import partial
@@ -20,7 +21,15 @@ from stepwell.errors import UsageError
 from stepwell.fsm import FSM, Context
 from stepwell.options import check_instance
 
-__all__ = ["ApplicationConversations", "add_conversations", "conversations_of", "current_context", "fsm_of"]
+__all__ = [
+    "ApplicationConversations",
+    "HeldAlbum",
+    "add_conversations",
+    "album_in_handlers",
+    "conversations_of",
+    "current_context",
+    "fsm_of",
+]
 
 
 class _Current(NamedTuple):
@@ -111,6 +120,14 @@ class ApplicationConversations:
 
         Return the error if the update could not be claimed or written; it was passed to the error handlers.
         """
+        album = album_in_handlers.get()
+        if album is not None and album.ctx.update.update_id == update.update_id:
+            # The machine writes what the handlers change, and makes their calls.
+            token = _current.set(_Current(application, update, *album, asyncio.current_task()))
+            try:
+                return await process()
+            finally:
+                _current.reset(token)
         await self.start(application)
         conversation = UpdateConversation(self.fsm, update)
         try:
@@ -118,6 +135,14 @@ class ApplicationConversations:
         except Exception as error:  # noqa: BLE001 it is passed to the error handlers
             await application.process_error(update=update, error=error)
             return error
+        if ctx is not None and ctx.update.media_group_id is not None and conversation.add_to_album(_as_json(update)):
+            # Its handlers are called when the album is complete.
+            ctx = None
+            try:
+                await conversation.__aexit__(None, None, None)
+            except Exception as error:  # noqa: BLE001 it is passed to the error handlers
+                await application.process_error(update=update, error=error)
+                return error
         if ctx is not None:
             token = _current.set(_Current(application, update, conversation, ctx, asyncio.current_task()))
             try:
@@ -140,6 +165,18 @@ class ApplicationConversations:
         return conversation.failed
 
 
+class HeldAlbum(NamedTuple):
+    """An album that is being handled."""
+
+    conversation: UpdateConversation
+    ctx: Context[Any]
+
+
+def _as_json(update: Update) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(update.to_json())
+    return found
+
+
 async def discard_changes(application: AnyApplication, update: object, error: Exception) -> None:
     """Discard the changes of a conversation whose handler has raised."""
     current = _current.get()
@@ -149,4 +186,5 @@ async def discard_changes(application: AnyApplication, update: object, error: Ex
 
 
 _conversations: WeakKeyDictionary[AnyApplication, ApplicationConversations] = WeakKeyDictionary()
+album_in_handlers: ContextVar[HeldAlbum | None] = ContextVar("stepwell_ptbalbum_in_handlers", default=None)
 _current: ContextVar[_Current | None] = ContextVar("stepwell_ptb_conversation", default=None)

@@ -12,7 +12,7 @@ from stepwell.adapters.ptb.conversations import current_context
 from stepwell.adapters.ptb.objects import AnyApplication
 from stepwell.fsm import filters
 
-__all__ = ["ConversationFilter", "filters_in", "fsm_flow", "fsm_in_flow", "fsm_state"]
+__all__ = ["ConversationFilter", "album", "filters_in", "fsm_flow", "fsm_in_flow", "fsm_state"]
 
 
 class ConversationFilter(telegram_filters.UpdateFilter):
@@ -45,6 +45,25 @@ class ConversationFilter(telegram_filters.UpdateFilter):
 
     def __call__(self, callback_data: object) -> bool:
         return self.inner(current_context("filters on the conversation"))
+
+
+def album() -> ConversationFilter:
+    """Match an album: several pictures, videos or files that were sent together. ``ctx.album`` has its messages.
+
+    Its messages, which are one update each, are then collected and handled as one, see ``stepwell.fsm.album``.
+
+    Example::
+
+        from telegram.ext import MessageHandler
+        from stepwell.adapters.ptb import album, fsm_of
+
+        async def pictures(update, context):
+            album = fsm_of(context).album
+            await update.message.reply_text(f"{len(album)} pictures: {album[0].caption}")
+
+        handler = MessageHandler(album(), pictures)
+    """
+    return ConversationFilter(filters.album())
 
 
 def fsm_flow(flow: object) -> ConversationFilter:

@@ -84,7 +84,7 @@ class Context(Generic[Data]):
     """
 
     __slots__ = (
-        "_calls", "_fsm", "_profile", "_record", "began", "duplicate", "entered", "key", "match", "moves",
+        "_album", "_calls", "_fsm", "_profile", "_record", "began", "duplicate", "entered", "key", "match", "moves",
         "moves_emitted", "moves_hooked", "moves_saved", "result", "saved", "started", "update", "update_id",
     )  # fmt: skip
 
@@ -117,6 +117,8 @@ class Context(Generic[Data]):
         self.moves_emitted: int = 0
         self.moves_hooked: int = 0
         self.moves_saved: int = 0
+        # The messages of an album, if it is the update.
+        self._album: list[Any] | None = None
         # The decoded profile, once it was read.
         self._profile: dict[Any, Any] | None = None
 
@@ -155,6 +157,16 @@ class Context(Generic[Data]):
     def text(self) -> str | None:
         """The text of the message."""
         return self.update.text
+
+    @property
+    def album(self) -> list[Any]:
+        """The messages of the album that is handled, in order; empty for any other update. See the filter ``album``.
+
+        A message of an album that was not collected, as in a router without that filter, is the only one.
+        """
+        if self._album is None:
+            return [] if self.update.media_group_id is None else [self.update.event]
+        return self._album
 
     @property
     def args(self) -> str:

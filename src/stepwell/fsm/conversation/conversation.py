@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from time import monotonic
 from types import TracebackType
 from typing import Any
 
-from stepwell.errors import Conflict, DuplicateUpdate, InvalidOption, StorageError
+from stepwell.codec import decode_key
+from stepwell.codec.json import replaced
+from stepwell.errors import Conflict, DuplicateUpdate, InvalidOption, StepwellError, StorageError
 from stepwell.fsm import keys
 from stepwell.fsm.admin import move_chat
 from stepwell.fsm.base import Machine
+from stepwell.fsm.conversation.albums import (
+    MOST_ATTEMPTS,
+    add_message,
+    drop_album,
+    first_album,
+    keep_album,
+    messages_of,
+)
 from stepwell.fsm.conversation.awaited import explain_await
 from stepwell.fsm.conversation.commit import run_hooks, write
 from stepwell.fsm.conversation.context import CLOSED, Context, Handler, NoRecord
 from stepwell.fsm.conversation.duplicates import HandledUpdates, token_of
-from stepwell.fsm.conversation.extension import end
+from stepwell.fsm.conversation.extension import ALBUM, Album, end
 from stepwell.fsm.conversation.migration import catch_up, is_declared
 from stepwell.fsm.events import (
     DuplicateReceived,
@@ -35,10 +46,10 @@ from stepwell.fsm.timers.expiry import is_expired, retire
 from stepwell.fsm.timers.timeouts import is_timed_out, time_out
 from stepwell.fsm.update import Update
 from stepwell.log.update import UpdateAppends
-from stepwell.record import KEEP
+from stepwell.record import KEEP, NOWHERE
 from stepwell.slot import Slot
 
-__all__ = ["NOT_GIVEN", "Conversation"]
+__all__ = ["NOT_GIVEN", "Conversation", "handle_album"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -54,13 +65,14 @@ class Conversation:
     With ``collects`` the context collects Bot API calls. With ``enters`` the block is entered for a duplicate, with
     ``ctx.duplicate`` set, instead of raising ``DuplicateUpdate``. A caller that handles an update again after some
     errors passes ``repeats``, which returns whether it does so, and the number of the ``attempt``. ``on_wait`` is
-    called when another holder has the record, so that the update waits.
+    called when another holder has the record, so that the update waits. ``held``: the record, if the caller holds it;
+    the calls are then stored in the outbox.
     """
 
     __slots__ = (
-        "_appends", "_attempt", "_collects", "_counted", "_ctx", "_enters", "_force", "_fsm", "_handled", "_key",
-        "_key_given", "_on_wait", "_repeats", "_slot", "_started", "_token", "_update", "_update_id", "handler",
-        "remembers_answers",
+        "_appends", "_attempt", "_collects", "_counted", "_ctx", "_enters", "_force", "_fsm", "_handled", "_held",
+        "_key", "_key_given", "_on_wait", "_repeats", "_slot", "_started", "_token", "_update", "_update_id", "handler",
+        "remembers_answers", "unsent",
     )  # fmt: skip
 
     def __init__(
@@ -75,6 +87,7 @@ class Conversation:
         repeats: Callable[[BaseException], bool] | None = None,
         attempt: int = 1,
         on_wait: Callable[[], None] | None = None,
+        held: Slot | None = None,
     ) -> None:
         read = update if isinstance(update, Update) else Update(update)
         key_given = key is not NOT_GIVEN
@@ -91,6 +104,8 @@ class Conversation:
         self._repeats = repeats
         self._attempt = attempt
         self._on_wait = on_wait
+        #: The record, if the caller holds it, and goes on holding it.
+        self._held = held
         #: The update is counted as failed.
         self._counted = False
         self._slot: Slot | None = None
@@ -104,6 +119,8 @@ class Conversation:
         self._force = False
         #: Remember the update even if it was only answered.
         self.remembers_answers: bool = False
+        #: The calls in the outbox that the caller has to deliver, if it holds the record.
+        self.unsent: outbox.Unsent | None = None
         #: The handler that a router has chosen.
         self.handler: Handler | None = None
         try:
@@ -124,13 +141,15 @@ class Conversation:
         fsm = self._fsm
         self._started = monotonic()
         if self._update.raw is not None:
-            fsm.received += self._attempt == 1
+            fsm.received += self._attempt == 1 and self._held is None
             if fsm.subscribers or subscribers:
                 self._emit(UpdateReceived, update_id=self._update_id, attempt=self._attempt)
 
     async def __aenter__(self) -> Context:
         fsm, update, key, update_id = self._fsm, self._update, self._key, self._update_id
         self._begin()
+        if self._held is not None:
+            return self._enter_held(self._held)
         try:
             migration = update.migration if update.text is None else None
             if not fsm.ready and (key is not None or migration is not None):
@@ -166,6 +185,11 @@ class Conversation:
                     declared = catch_up(fsm.flows, slot)
                     if not declared or (slot.head.timers and is_timed_out(slot)):
                         await self._apply_overdue(ctx, slot)
+                if ALBUM in slot.head.timers and fsm.albums is not None:
+                    while (album := first_album(slot, update)) is not None:
+                        unsent = await handle_album(fsm, slot, album)
+                        if unsent is not None:
+                            await outbox.deliver_held(fsm, slot, unsent)
         except BaseException as error:
             if not isinstance(error, DuplicateUpdate):
                 self._failed(error)
@@ -197,11 +221,12 @@ class Conversation:
                 if fsm.has_hooks and ctx.moves:
                     await run_hooks(fsm, ctx)
                 handled = self._handled
-                if self._update.raw is None and ctx._calls:
-                    # Nothing delivers a job again.
-                    unsent = outbox.add(fsm, slot, ctx._calls)
+                if (self._update.raw is None or self._held is not None) and ctx._calls:
+                    # Nothing delivers a job or an album again.
+                    self.unsent = unsent = outbox.add(fsm, slot, ctx._calls)
                 memo = KEEP if handled is None else handled.with_update(self._token, ctx._calls)
-                await write(fsm, ctx, slot, memo=memo, force=handled is not None and self._has_effects(ctx))
+                force = handled is not None and self._has_effects(ctx)
+                await write(fsm, ctx, slot, keep=self._held is not None, memo=memo, force=force)
         except BaseException as failure:
             self._failed(failure)
             raise
@@ -209,11 +234,11 @@ class Conversation:
             if self._appends is not None:
                 self._appends.end()
             ctx._record = CLOSED
-            if slot is not None:
+            if slot is not None and self._held is None:
                 await slot.__aexit__(kind, error, trace)
             if self._fsm.subscribers or subscribers:
                 self._emit(UpdateHandled, duration=monotonic() - self._started)
-        if unsent is not None:
+        if unsent is not None and self._held is None:
             await outbox.deliver(self._fsm, self._key, unsent)
 
     def _has_effects(self, ctx: Context) -> bool:
@@ -222,6 +247,25 @@ class Conversation:
             return True
         answers = self.remembers_answers and bool(ctx._calls)
         return answers or (self._appends is not None and self._appends.any)
+
+    def _enter_held(self, slot: Slot) -> Context:
+        fsm, update = self._fsm, self._update
+        ctx = self._ctx = Context(fsm, update, self._key, slot, collects=True)
+        self._slot = slot
+        self._appends = UpdateAppends(slot.address, token_of(f"album {update.media_group_id}"))
+        if fsm.subscribers or subscribers:
+            self._emit(HandlerStarted, waited=0.0)
+        return ctx
+
+    def add_to_album(self, raw: Any = None) -> bool:
+        """Add the update to its album, to be written at the end of the block. Return ``False`` if it has none.
+
+        ``raw``: the update as JSON, if it is an object of a framework.
+        """
+        albums, update = self._fsm.albums, self._update
+        if self._slot is None or update.media_group_id is None or albums is None or not albums.collects_albums:
+            return False
+        return add_message(self._slot, update, raw)
 
     async def run_hooks(self) -> None:
         """Run the hooks now instead of before the commit, so that the caller can handle their errors."""
@@ -313,6 +357,54 @@ class Conversation:
             else:
                 if unsent is not None:
                     await outbox.deliver_held(fsm, slot, unsent)
+
+
+async def handle_album(fsm: Machine, slot: Slot, album: Album) -> outbox.Unsent | None:
+    """Handle an album of a held record, write, and keep the claim. Return its calls, to be delivered.
+
+    Raises errors of the storage, after which it is handled again. After any other error it is dropped.
+    """
+    assert fsm.albums is not None
+    updates, key = messages_of(album), decode_key(slot.address.key)
+    album = replaced(album, attempts=album.attempts + 1)
+    if album.attempts > MOST_ATTEMPTS:
+        logger.error("an album of %s is dropped, because its process has ended each time", slot.address.text)
+        await _drop_album(slot, album)
+        return None
+    keep_album(slot, album)
+    await slot.commit(keep=True)
+    conversation = Conversation(fsm, updates[0], key=key, collects=True, held=slot, attempt=album.attempts)
+    try:
+        async with conversation as ctx:
+            ctx._album = [update.event for update in updates]
+            await fsm.albums.handle_album(conversation, ctx)
+            drop_album(slot, album)
+            _end_if_empty(slot)
+    except (Conflict, StorageError):
+        # The attempts count deaths of the process.
+        with contextlib.suppress(StepwellError):
+            await slot.rollback()
+            keep_album(slot, replaced(album, attempts=album.attempts - 1))
+            await slot.commit(keep=True)
+        raise
+    except Exception:
+        # Like that of an update, which would fail again.
+        logger.exception("the handler of an album failed (key %s)", key)
+        await slot.rollback()
+        catch_up(fsm.flows, slot)
+        await _drop_album(slot, album)
+    return conversation.unsent
+
+
+async def _drop_album(slot: Slot, album: Album) -> None:
+    drop_album(slot, album)
+    _end_if_empty(slot)
+    await slot.commit(keep=True)
+
+
+def _end_if_empty(slot: Slot) -> None:
+    if slot.place == NOWHERE and not slot.data and not slot.deleted:
+        end(slot)
 
 
 def _check_update(raw: Any, key: keys.KeyStrategy) -> None:

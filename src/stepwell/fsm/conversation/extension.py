@@ -12,10 +12,12 @@ from stepwell.record import NO_HEAD, Address, OpenedHead, Place
 from stepwell.slot import Slot
 
 __all__ = [
+    "ALBUM",
     "EXPIRY",
     "HAND_OVER",
     "OUTBOX",
     "TIMEOUT",
+    "Album",
     "Extension",
     "Waiting",
     "after_end",
@@ -29,8 +31,9 @@ __all__ = [
 ]
 
 #: The timers of a conversation: the timeout of its state; its expiry, if the storage keeps the record longer; the next
-#: time to call ``on_expired`` for it; the next time to send what is in its outbox.
-TIMEOUT, EXPIRY, HAND_OVER, OUTBOX = "timeout", "expiry", "hand_over", "outbox"
+#: time to call ``on_expired`` for it; the next time to send what is in its outbox; the time at which an album is
+#: complete.
+TIMEOUT, EXPIRY, HAND_OVER, OUTBOX, ALBUM = "timeout", "expiry", "hand_over", "outbox", "album"
 
 
 class Waiting(Struct, frozen=True, array_like=True):
@@ -69,6 +72,20 @@ def _is_field(value: Any) -> bool:
     return True
 
 
+class Album(Struct, frozen=True, array_like=True):
+    """An album whose messages are still arriving."""
+
+    group: str
+    #: A time on the backend's clock.
+    complete_at: float
+    #: How often its handler was called.
+    attempts: int = 0
+    #: The end was postponed once, because no process had waited for it.
+    postponed: bool = False
+    #: The updates of its messages, as JSON.
+    updates: tuple[str, ...] = ()
+
+
 class Extension(Struct, frozen=True, omit_defaults=True):
     """What a conversation keeps beside flow, state and data."""
 
@@ -86,6 +103,7 @@ class Extension(Struct, frozen=True, omit_defaults=True):
     #: Bot API calls of timers and jobs that are not sent yet: the time from which another worker may send them, how
     #: often that was tried, and the calls as JSON.
     outbox: tuple[tuple[float, int, str], ...] = ()
+    albums: tuple[Album, ...] = ()
     #: Encoded data that outlives the flows at this address; empty if there is none.
     profile: str = ""
     #: The time of expiry is a timer, or there is none. Otherwise the storage has it.
@@ -121,12 +139,13 @@ def opened_extension(text: str, address: Address) -> Extension:
 def with_kept(head: OpenedHead, extension: Extension) -> OpenedHead:
     """Return a head that keeps this, with the timers that belong to it."""
     head = replaced(head, extension="" if extension == _NONE else to_json(extension).decode())
-    if not (head.timers or extension.expired or extension.outbox):
+    if not (head.timers or extension.expired or extension.outbox or extension.albums):
         return head
     hand_over = min([entry[3] for entry in extension.expired], default=None)
     # Calls are sent in order, so only the first entry has a time.
     outbox = extension.outbox[0][0] if extension.outbox else None
-    return with_timers(head, {HAND_OVER: hand_over, OUTBOX: outbox})
+    album = min([each.complete_at for each in extension.albums], default=None)
+    return with_timers(head, {HAND_OVER: hand_over, OUTBOX: outbox, ALBUM: album})
 
 
 def with_timers(head: OpenedHead, changed: Mapping[str, float | None]) -> OpenedHead:
@@ -138,9 +157,11 @@ def with_timers(head: OpenedHead, changed: Mapping[str, float | None]) -> Opened
 def after_end(extension: Extension) -> OpenedHead:
     """Return the head of a conversation that has ended.
 
-    The profile, expired conversations that ``on_expired`` has not handled yet, and unsent calls are kept.
+    The profile, expired conversations that ``on_expired`` has not handled yet, unsent calls and albums are kept.
     """
-    left = Extension(expired=extension.expired, outbox=extension.outbox, profile=extension.profile)
+    left = Extension(
+        expired=extension.expired, outbox=extension.outbox, albums=extension.albums, profile=extension.profile
+    )
     return with_kept(NO_HEAD, left)
 
 

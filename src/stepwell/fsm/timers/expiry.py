@@ -69,11 +69,11 @@ def is_expired(slot: Slot) -> bool:
 
 
 def is_over(entry: Entry, now: float) -> bool:
-    """Return whether a listed record has expired, or has nothing but expired conversations and unsent calls."""
+    """Return whether a listed record has expired, or has only expired conversations, unsent calls and albums."""
     try:
         head = entry.head
         kept = opened_extension(head.extension, entry.address)
-        if (kept.expired or kept.outbox) and head.place.flow is None and head.place.state is None:
+        if (kept.expired or kept.outbox or kept.albums) and head.place.flow is None and head.place.state is None:
             return not entry.state.data
     except StoredDataError:
         # The caller gets the same error when it reads the state.

@@ -5,14 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
+from time import monotonic
 from typing import Any
 
 from stepwell.codec import decode_key
+from stepwell.codec.json import replaced
 from stepwell.dispatch import TimerSource
 from stepwell.dispatch.timers import LEASE, Outcome
 from stepwell.errors import AlreadyHeld, Busy, Unsupported
 from stepwell.fsm.base import Machine
-from stepwell.fsm.conversation.extension import EXPIRY, HAND_OVER, OUTBOX, TIMEOUT, extension_of
+from stepwell.fsm.conversation.albums import first_album, keep_album
+from stepwell.fsm.conversation.conversation import handle_album
+from stepwell.fsm.conversation.extension import ALBUM, EXPIRY, HAND_OVER, OUTBOX, TIMEOUT, extension_of
 from stepwell.fsm.conversation.migration import catch_up
 from stepwell.fsm.timers import expiry, outbox
 from stepwell.fsm.timers.timeouts import time_out
@@ -24,13 +28,24 @@ __all__ = ["Timers"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
+#: Seconds that an album waits for its other messages if it was complete while no process ran, or just after a start.
+LATE = 2.0
+
 
 class Timers:
     """The timers of one machine."""
 
     def __init__(self, fsm: Machine) -> None:
         self._fsm = fsm
-        owners = {TIMEOUT: self._time_out, EXPIRY: self._expire, HAND_OVER: self._expire, OUTBOX: self._send}
+        owners = {
+            TIMEOUT: self._time_out,
+            EXPIRY: self._expire,
+            HAND_OVER: self._expire,
+            OUTBOX: self._send,
+            ALBUM: self._handle_album,
+        }
+        #: When this process began to serve timers, on the monotonic clock.
+        self._started: float | None = None
         self._source = TimerSource(fsm.storage, fsm.bot, owners, lease=min(LEASE, fsm.lease))
 
     def check(self) -> None:
@@ -42,6 +57,7 @@ class Timers:
     def start(self) -> None:
         """Serve the timers if a flow has timeouts, or ``on_expired`` or ``send`` is set."""
         if self._needed or (self._fsm.send is not None and type(self._fsm.storage).due is not Storage.due):
+            self._started = monotonic() if self._started is None else self._started
             self._source.start()
 
     def warn(self, *, running: bool) -> None:
@@ -52,7 +68,7 @@ class Timers:
         fsm = self._fsm
         if not running and self._needed:
             logger.warning(
-                "%s has timeouts or on_expired, and this process does not fire timers; use 'async with fsm:', "
+                "%s has timeouts, on_expired or albums, and this process does not fire timers; use 'async with fsm:', "
                 "run_polling() or webhook(), or pass run_timers=False if another process fires them",
                 fsm.bot,
             )
@@ -63,7 +79,9 @@ class Timers:
 
     @property
     def _needed(self) -> bool:
-        return self._fsm.hands_over or any(flow.timeouts for flow in self._fsm.flows.values())
+        fsm = self._fsm
+        collects = fsm.albums is not None and fsm.albums.collects_albums
+        return fsm.hands_over or collects or any(flow.timeouts for flow in fsm.flows.values())
 
     async def stop(self, *, timeout: float) -> None:
         """Stop, and cancel running timers after the timeout. Each is then either committed or stays due."""
@@ -93,6 +111,20 @@ class Timers:
             await expiry.retire(fsm, slot)
             return None
         return False
+
+    async def _handle_album(self, slot: Slot) -> Outcome:
+        fsm, album = self._fsm, first_album(slot)
+        if fsm.albums is None or album is None or (slot.flow is not None and not catch_up(fsm.flows, slot)):
+            return False
+        if self._started is not None and not album.postponed:
+            began = slot.time() - (monotonic() - self._started)
+            if album.complete_at < began + LATE:
+                # The processes were away, so that other messages of the album may still be on their way.
+                keep_album(slot, replaced(album, complete_at=slot.time() + LATE, postponed=True))
+                await slot.commit()
+                return None
+        unsent = await handle_album(fsm, slot, album)
+        return partial(outbox.deliver, fsm, decode_key(slot.address.key), unsent)
 
     async def _send(self, slot: Slot) -> Outcome:
         if self._fsm.send is None:
