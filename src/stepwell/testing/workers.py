@@ -146,7 +146,7 @@ class Workers:
 
     def _prepare(self, router: Router) -> None:
         fsm = _fsm_of(router)
-        fsm.send, fsm.client = _shown(self._show_or_die, fsm.send), fsm.client or self._client
+        fsm.send, fsm.client = _shown(self._show_or_die, fsm.send), self._client
         fsm.expect_ticks()
 
     async def restart(self, make: MakeRouter | None) -> None:
