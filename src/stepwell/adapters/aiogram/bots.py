@@ -11,6 +11,7 @@ from stepwell.adapters.framework.retry import retry_until_free
 from stepwell.adapters.framework.sending import Send
 from stepwell.engine import Change, ReservedNamespace, Stored
 from stepwell.fsm import FSM
+from stepwell.fsm.engine import Machine
 
 __all__ = ["BotMachines"]
 
@@ -45,6 +46,10 @@ class BotMachines:
                     await self._started.enter_async_context(fsm)
                 self._by_bot[bot_id] = fsm
         return self._by_bot[bot_id]
+
+    def bot_of(self, fsm: Machine) -> int:
+        """Return the id of the bot with this machine."""
+        return next(bot_id for bot_id, each in self._by_bot.items() if each is fsm)
 
     async def start(self, bots: Mapping[int, Send]) -> None:
         """Open the storage, and create the machines of these bots before timers start: a timer may fire immediately."""

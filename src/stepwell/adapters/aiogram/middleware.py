@@ -77,8 +77,8 @@ class _Conversations(BaseMiddleware):
         self._machines = BotMachines(fsm)
         self._bot = bot
         self._checked = False
-        #: The bots that have got updates or were there at the start, by the names of their machines.
-        self._bots: dict[str, Bot] = {}
+        #: The bots that have got updates or were there at the start, by their ids.
+        self._bots: dict[int, Bot] = {}
 
     async def __call__(
         self,
@@ -99,7 +99,7 @@ class _Conversations(BaseMiddleware):
         bot: Bot = data["bot"]
         bot_of_objects.set(bot)
         fsm = await self._machines.of(bot.id, _sender(bot))
-        self._bots[fsm.bot] = bot
+        self._bots[bot.id] = bot
         result: Any = None
         conversation = UpdateConversation(fsm, event)
         async with conversation as ctx:
@@ -122,9 +122,7 @@ class _Conversations(BaseMiddleware):
         self._check_flows()
         known: tuple[Bot | None, ...] = (self._bot, *data.get("bots", ()), data.get("bot"))
         bots = [bot for bot in known if bot is not None]
-        for bot in bots:
-            # Before the timers start, which may be those of an album.
-            self._bots[(await self._machines.of(bot.id, _sender(bot))).bot] = bot
+        self._bots.update({bot.id: bot for bot in bots})
         await self._machines.start({bot.id: _sender(bot) for bot in bots})
 
     async def stop(self) -> None:
@@ -137,7 +135,7 @@ class _Conversations(BaseMiddleware):
 
     async def handle_album(self, conversation: Conversation, ctx: Context) -> None:
         """Call the handlers of an album."""
-        bot = self._bots[ctx._fsm.bot]
+        bot = self._bots[self._machines.bot_of(ctx._fsm)]
         ctx._album = [Message.model_validate(each, context={"bot": bot}) for each in ctx.album]
         update = Update.model_validate(ctx.update.raw, context={"bot": bot})
         album = _RunningAlbum(ctx)
