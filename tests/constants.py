@@ -54,6 +54,7 @@ NAMES = {
     "rechecks": "stepwell.nodes.run.journal:RECHECKS",
     "redis_slow": "stepwell.storage.redis.server:SLOW",
     "repair_every": "stepwell.nodes.workers.worker:REPAIR_EVERY",
+    "replies": "stepwell.nodes.run.journal:REPLIES",
     "report_server_timeout": "stepwell.playground.report_server:TIMEOUT",
     "retry_delay": "stepwell.adapters.framework.retry:FIRST_DELAY",
     "rotation_parts_at_once": "stepwell.storage.sealed.rotation:PARTS_AT_ONCE",

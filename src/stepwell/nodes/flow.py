@@ -367,6 +367,30 @@ class NodeFlow(NodeGraph):
         async with storage_for(self, storage) as found:
             await requests.signal(self, flow_of_wait(flow_id) or flow_id, name, value, storage=found)
 
+    async def update(
+        self,
+        flow_id: str,
+        name: str,
+        value: Any = None,
+        *,
+        timeout: float | None = None,
+        storage: Storage | str | None = None,
+    ) -> Any:
+        """Send a signal to a run, and return the reply of the ``Wait(..., signal=name)`` that takes it.
+
+        ``post`` of the wait replies with ``step().reply(value)``, else the reply is ``None``. The reply is read after
+        the commit of the wait, so the update has been applied for good. The run may get to the wait later::
+
+            total = await flow.update("cart-7", "add", {"item": "pen"}, timeout=10)
+
+        Raises ``TimeoutError`` after ``timeout`` seconds; the run takes the update all the same. Raises the errors of
+        :meth:`signal`, ``RunFailed`` or ``RunStuck`` if the run fails or is stuck first, and ``RunFinished`` if it ends
+        without a reply, or is not kept after its end.
+        """
+        async with storage_for(self, storage) as found:
+            run = flow_of_wait(flow_id) or flow_id
+            return await requests.update(self, run, name, value, timeout=timeout, storage=found)
+
     async def cancel(self, flow_id: str, reason: str | None = None, *, storage: Storage | str | None = None) -> None:
         """End a run as cancelled, and return when it has ended.
 

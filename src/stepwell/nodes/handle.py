@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from stepwell._secrets import quoted
 from stepwell.codec.large import open_data
-from stepwell.errors import RunCancelled, RunFailed, RunStuck
+from stepwell.errors import RunCancelled, RunStuck
 from stepwell.nodes.control import requests
 from stepwell.nodes.control.options import storage_for
 from stepwell.nodes.queue import children
 from stepwell.nodes.run import monitor
+from stepwell.nodes.run.errors import failure_of
 from stepwell.nodes.run.notices import ends_of
 from stepwell.nodes.run.reading import ReadRun, read_known_run
 from stepwell.nodes.walk.execution import current
@@ -149,8 +150,7 @@ class RunHandle:
             case "finished":
                 return await open_data(storage.seal(run.address), run.stored.fields)
             case "failed":
-                _, node, kind, message, *_ = next(iter(table.get("errors", ())), (0.0, "", "Exception", "unknown"))
-                raise RunFailed(self.id, node, kind, message)
+                raise failure_of(self.id, table)
             case "stuck":
                 raise RunStuck(self.id, table.get("stuck", "see flow.status()"))
             case "cancelled":

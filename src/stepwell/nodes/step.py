@@ -72,6 +72,24 @@ class Step:
             )
         cursor.branch.journal.stream().write(self.id, self.attempt, value)
 
+    def reply(self, value: Any) -> None:
+        """Reply to ``flow.update()``, in ``post`` of the :class:`Wait` that has taken the update.
+
+        The reply is stored with the commit of the node. Without this call it is ``None``. If the wait was answered in
+        another way, nobody waits for the reply, and nothing happens::
+
+            class Add(Wait):
+                def post(self, shared, question, line):
+                    shared["lines"].append(line)
+                    step().reply({"lines": len(shared["lines"])})
+
+        Raises ``UsageError`` outside its step, and ``Unstorable`` if the value cannot be stored.
+        """
+        cursor = current()
+        if cursor is None or cursor.run.flow_id != self.flow_id or cursor.branch is None:
+            raise UsageError("reply() was called outside its step; call step().reply(...) in post of a Wait")
+        cursor.branch.journal.reply(self.node, value)
+
     async def child(
         self,
         flow: NodeFlow,

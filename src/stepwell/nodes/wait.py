@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from stepwell.codec import check_name
@@ -10,6 +12,7 @@ from stepwell.nodes.graph.base import BaseNode, PostResult
 from stepwell.nodes.graph.hooks import call_hook
 from stepwell.nodes.run.branch import Park
 from stepwell.nodes.run.ids import WaitId
+from stepwell.nodes.walk.execution import current
 from stepwell.options import check_number, check_text
 
 if TYPE_CHECKING:
@@ -103,10 +106,25 @@ def _compile(build: Build, stage: Stage, seconds: float | None, timeout_action: 
     post = stage.post
 
     def choose(node: Any, shared: Any, question: Any, answer: Any) -> Any:
-        return timeout_action if answer is _TIMED_OUT else post(node, shared, question, answer)
+        if answer is _TIMED_OUT:
+            return timeout_action
+        action = post(node, shared, question, answer)
+        return _replied_later(action) if type(action) is CoroutineType else _replied(action)
 
     stage.post = choose
     return build.need_storage(stage, "waits")
+
+
+def _replied(action: Any) -> Any:
+    """Reply to the update that a wait has taken, if its ``post`` has not, and return the action."""
+    cursor = current()
+    if cursor is not None and cursor.branch is not None:
+        cursor.branch.journal.reply(cursor.node, overwrite=False)
+    return action
+
+
+async def _replied_later(action: Coroutine[Any, Any, Any]) -> Any:
+    return _replied(await action)
 
 
 def _typed(node: Any, answer: Any) -> Any:
@@ -136,7 +154,10 @@ async def _wait(stage: Stage, cursor: Cursor, node: Any, shared: Any, inside: bo
             name = journal.mailbox.signal_for(wait)
             if name is not None:
                 # It was sent before, so the run need not park.
-                wait["answer"] = journal.mailbox.use(name)["value"]
+                message = journal.mailbox.use(name)
+                wait["answer"] = message["value"]
+                if "reply" in message:
+                    wait["reply"] = message["reply"]
         branch.begin(stage, cursor.visit, None, wait)
         if "answer" in wait:
             return question, _typed(node, wait["answer"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
@@ -20,6 +21,7 @@ from stepwell.errors import (
     RunBusy,
     RunCancelled,
     RunFinished,
+    RunStuck,
     StepwellError,
     StoredDataError,
     UnknownRun,
@@ -32,10 +34,11 @@ from stepwell.nodes.graph.building import NodeGraph
 from stepwell.nodes.graph.plan import program_of
 from stepwell.nodes.queue import children, partitions
 from stepwell.nodes.run import lease, mail, monitor, waits
+from stepwell.nodes.run.errors import failure_of
 from stepwell.nodes.run.ids import WaitId, flow_of_wait
-from stepwell.nodes.run.notices import wake_waiters, wake_workers
-from stepwell.nodes.run.table import FORMER, GRAPH, MAIL, flow_index, held_table, unpacked
-from stepwell.options import check_choice, check_instance, check_text, check_whole
+from stepwell.nodes.run.notices import ends_of, wake_waiters, wake_workers
+from stepwell.nodes.run.table import FORMER, GRAPH, MAIL, REPLY, flow_index, held_table, table_of, unpacked
+from stepwell.options import check_choice, check_instance, check_number, check_text, check_whole
 from stepwell.record import RUNS, Place, Queue, Range, Stored
 from stepwell.slot import Slot
 from stepwell.storage import Storage
@@ -44,7 +47,7 @@ from stepwell.storage.operations import Get
 if TYPE_CHECKING:
     from stepwell.nodes.graph.base import BaseFlow
 
-__all__ = ["Retried", "answer", "cancel", "pause", "retry", "signal"]
+__all__ = ["Retried", "answer", "cancel", "pause", "retry", "signal", "update"]
 
 #: The statuses of runs that can be retried.
 Retried = Literal["failed", "stuck", "paused"]
@@ -113,8 +116,10 @@ async def _has_answer(storage: Storage, flow_id: str, wait_id: str) -> bool:
     return False
 
 
-async def signal(flow: BaseFlow, flow_id: str, name: str, value: Any, *, storage: Storage) -> None:
-    """Store a signal for a run, which the next wait for it takes."""
+async def signal(
+    flow: BaseFlow, flow_id: str, name: str, value: Any, *, storage: Storage, reply: str | None = None
+) -> None:
+    """Store a signal for a run, which the next wait for it takes. ``reply``: the id of the reply to store."""
     check_text(name, "name={}: give the name of a signal")
     check_name("the signal", name)
 
@@ -125,11 +130,55 @@ async def signal(flow: BaseFlow, flow_id: str, name: str, value: Any, *, storage
         _check_signal(flow, name, [wait["signal"] for wait in waiting if "signal" in wait])
         fitting = fitting_signal(flow, flow_id, name, value)
         _check_storable(storage, flow_id, None, fitting, "the signal")
-        message = {"name": name, "value": fitting}
+        message = {"name": name, "value": fitting} | ({} if reply is None else {"reply": reply})
         timed = any(wait["until"] is not None for wait in waiting if wait.get("signal") == name)
         return {**message, "at": await lease.clock(storage, flow_id)} if timed else message
 
     await _send(storage, flow_id, "signal", message_of)
+
+
+async def update(
+    flow: BaseFlow, flow_id: str, name: str, value: Any, *, timeout: float | None, storage: Storage
+) -> Any:
+    """Send a signal to a run, and return the reply of the wait that takes it."""
+    check_number(timeout, "timeout={}: give a number of seconds above 0, or None", above=0, optional=True)
+    # The replies of a run are ordered by their ids.
+    reply = f"{time.time_ns() // 1_000_000:014d}{storage.ids()}"
+    address, part = storage.address(RUNS, flow_id), f"{REPLY}{reply}"
+    limit = asyncio.timeout(timeout)
+    try:
+        async with limit:
+            with ends_of(storage, flow_id) as wait:
+                await signal(flow, flow_id, name, value, storage=storage, reply=reply)
+                pause = _FIRST_POLL
+                while True:
+                    stored: Stored | None = await storage.perform(Get(address, parts=(part,)))
+                    if stored is not None and part in (stored.parts or {}):
+                        return storage.seal(address).value("p", part, (stored.parts or {})[part])
+                    await _check_replies(storage, flow_id, stored)
+                    await wait(pause * storage.rng.uniform(0.8, 1.2))
+                    pause = min(1.5 * pause, _LONGEST_POLL)
+    except TimeoutError:
+        if timeout is None or not limit.expired():
+            raise
+        raise TimeoutError(
+            f"the update {quoted(name)} of run {quoted(flow_id)} has no reply after {timeout:g} s; it is stored, and "
+            "the run takes it when it gets to a wait for it"
+        ) from None
+
+
+async def _check_replies(storage: Storage, flow_id: str, stored: Stored | None) -> None:
+    """Raise the error of a run that has ended and replies to nothing any more."""
+    if stored is None:
+        raise RunFinished(flow_id)
+    table = table_of(await storage.read_head(storage.address(RUNS, flow_id), stored), storage.address(RUNS, flow_id))
+    if table is None:
+        raise UnknownRun(flow_id, state_only=True)
+    _check_not_ended(flow_id, table)
+    if table["status"] == "failed":
+        raise failure_of(flow_id, table)
+    if table["status"] == "stuck":
+        raise RunStuck(flow_id, table.get("stuck", "see flow.status()"))
 
 
 def _check_signal(flow: BaseFlow, name: str, awaited: Collection[str]) -> None:

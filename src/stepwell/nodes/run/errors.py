@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from stepwell._secrets import masked_text
+from stepwell.errors import RunFailed
 
-__all__ = ["LAST", "RunErrors", "message_of", "summary_of", "traceback_of"]
+__all__ = ["LAST", "RunErrors", "failure_of", "message_of", "summary_of", "traceback_of"]
 
 #: How many of the last errors of a run are stored.
 LAST = 5
@@ -31,6 +32,12 @@ def message_of(error: BaseException) -> str:
     except Exception:  # noqa: BLE001 - __str__ may raise; the type is stored in any case
         return ""
     return _storable(text[:MESSAGE])
+
+
+def failure_of(flow_id: str, table: Mapping[str, Any]) -> RunFailed:
+    """Return the error for the result of a run that has failed."""
+    _, node, kind, message, *_ = next(iter(table.get("errors", ())), (0.0, "", "Exception", "unknown"))
+    return RunFailed(flow_id, node, kind, message)
 
 
 def summary_of(error: BaseException) -> str:

@@ -35,6 +35,7 @@ from stepwell.nodes.run.parts import RunParts
 from stepwell.nodes.run.streams import StreamWriter
 from stepwell.nodes.run.table import (
     PARAMS,
+    REPLY,
     UNDO,
     Retention,
     Status,
@@ -57,6 +58,8 @@ __all__ = ["Journal"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
+#: How many of the last replies to updates are stored.
+REPLIES = 20
 #: How many of the last nodes, and of the last waits that have timed out, are stored.
 TRAIL = 20
 #: The deadline of a running run, in seconds; renewed at half of it. After it, workers check whether its runner died.
@@ -362,7 +365,8 @@ class Journal:
         for path, wait in unanswered(self.open).items():
             signal = self.mailbox.signal_for(wait)
             if signal is not None:
-                self.set_answer(path, self.mailbox.use(signal)["value"])
+                message = self.mailbox.use(signal)
+                self.set_answer(path, message["value"], reply=message.get("reply"))
                 delivered = True
         for name in self.mailbox.of_kind("child"):
             child = self.mailbox.use(name)["child"]
@@ -377,10 +381,24 @@ class Journal:
                     delivered = True
         return delivered
 
-    def set_answer(self, path: str, value: Any) -> None:
-        """Store the answer to a wait with the next commit."""
+    def reply(self, path: str, value: Any = None, *, overwrite: bool = True) -> None:
+        """Store the reply to the update that has answered a wait, if one has, with the commit of its node."""
+        wait = self.open.get(path)
+        if not isinstance(wait, dict) or "reply" not in wait:
+            return
+        known = self.parts.loaded.get("", {})
+        if overwrite or f"{REPLY}{wait['reply']}" not in known:
+            self.parts.put("", "reply", wait["reply"], value)
+            replies = sorted(name for name in self.parts.loaded[""] if name.startswith(REPLY))
+            self.parts.forget(replies[:-REPLIES])
+
+    def set_answer(self, path: str, value: Any, *, reply: str | None = None) -> None:
+        """Store the answer to a wait with the next commit. ``reply``: the id of the update that it is."""
         self.overdue.discard(path)
         wait = {**self.open[path], "answer": value}
+        wait.pop("reply", None)
+        if reply is not None:
+            wait["reply"] = reply
         wait["id"] = wait.pop("again", wait["id"])
         self.open[path] = wait
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from stepwell.codec.large import in_thread, is_large
 from stepwell.errors import EncodeError, Unstorable
-from stepwell.nodes.run.table import MAIL, owner_of_part
+from stepwell.nodes.run.table import MAIL, REPLY, owner_of_part
 from stepwell.slot import Sealed, Slot
 
 __all__ = ["RunParts", "is_inside"]
@@ -59,9 +59,13 @@ class RunParts:
             raise Unstorable(node, where(inside), error.type_name, error.why) from error
 
     def drop(self, path: str) -> None:
-        """Drop the parts of a node and of the nodes inside it with the next commit; "" is the whole run."""
+        """Drop the parts of a node and of the nodes inside it with the next commit.
+
+        "" is the whole run, whose replies stay.
+        """
         for owner in [owner for owner in self.loaded if not path or is_inside(owner, path)]:
-            self.pending.update(dict.fromkeys(self.loaded.pop(owner)))
+            names = self.loaded.pop(owner)
+            self.pending.update(dict.fromkeys([name for name in names if not name.startswith(REPLY)]))
 
     def drop_mail(self, names: Iterable[str]) -> None:
         """Drop parts with mail with the next commit."""

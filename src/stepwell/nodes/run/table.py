@@ -20,6 +20,7 @@ __all__ = [
     "GRAPH",
     "MAIL",
     "PARAMS",
+    "REPLY",
     "UNDO",
     "Ending",
     "Former",
@@ -72,6 +73,8 @@ MAIL = "mail:"
 PARAMS = "params::"
 #: The prefix of the names of parts with what a node has to undo, in the order in which they have completed.
 UNDO = "undo::"
+#: The prefix of the parts with the last replies to updates, in the order in which the updates were sent.
+REPLY = "reply::"
 #: The part with what a run keeps of earlier graphs of its flow.
 FORMER = "former::"
 
@@ -228,6 +231,8 @@ class _Wait(TypedDict):
     again: NotRequired[str]
     #: The JSON schema of its answer.
     accepts: NotRequired[dict[str, Any]]
+    #: The id of the update that has answered it.
+    reply: NotRequired[str]
     signal: NotRequired[str]
     #: Of a wait for child runs: how their ids begin.
     step: NotRequired[str]
@@ -269,6 +274,8 @@ class _Signal(TypedDict):
     value: Any
     #: When it was sent, on the storage's clock; given if a wait for it has a timeout.
     at: NotRequired[float]
+    #: The id under which an update waits for the reply.
+    reply: NotRequired[str]
 
 
 class _ChildEnd(TypedDict):
