@@ -71,7 +71,8 @@ NAMES = {
     ],
     "stepwell.botapi": [
         "Bot", "BotAPI", "FloodLimits", "KeyboardButton", "NotPossible", "Person", "Refusal", "Room", "World",
-        "WorldEvent", "buttons_of", "check_call", "load_world", "message_text", "read_markup", "save_world",
+        "WorldEvent", "buttons_of", "check_call", "load_world", "message_text", "read_markup", "read_text",
+        "save_world",
     ],
     "stepwell.inspector": ["Inspector", "inspector"],
     "stepwell.pocketflow": [
@@ -81,7 +82,7 @@ NAMES = {
     ],
     "stepwell.telegram": [
         "BotApiError", "BotBlocked", "BotClient", "BotUnavailable", "BroadcastResult", "InputFile", "SendLimits",
-        "Sender", "Webhook", "broadcast", "cancel_broadcast", "find_token", "run_polling", "run_polling_sync",
+        "Sender", "Webhook", "Writer", "broadcast", "cancel_broadcast", "find_token", "run_polling", "run_polling_sync",
         "webhook",
     ],
     "stepwell.testing": [
@@ -106,8 +107,9 @@ NAMES = {
 FOR_TOOLS = {
     "stepwell.fsm.engine": [
         "Conversation", "EXPIRY", "Extension", "FlowDescription", "HISTORY", "HandledUpdates", "Machine",
-        "TIMEOUT", "after_end", "describe", "diagram", "entry_times", "opened_extension", "remembered",
-        "set_timer", "token_of", "with_entry", "with_kept", "with_timers",
+        "TIMEOUT", "after_end", "describe", "diagram", "entry_times", "is_unparsable",
+        "opened_extension", "remembered", "set_timer", "token_of", "with_entry", "with_kept", "with_timers",
+        "without_formatting",
     ],
     "stepwell.nodes.engine": [
         "DurableStep", "FINAL", "OpenWait", "QueuedRun", "RunTasks", "Status", "answer", "durable_step",

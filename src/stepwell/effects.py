@@ -1,4 +1,4 @@
-"""Effects: calls of functions that act on the world, such as payments, tools of agents, and nodes that must not repeat.
+"""Effects: calls of functions that act on the world, such as payments, and must not repeat.
 
 The intent is stored before the function runs, and its outcome after. Whoever finds an intent without an outcome knows
 that the process died in between.

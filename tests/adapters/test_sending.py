@@ -150,3 +150,18 @@ def test_errors_of_the_frameworks(found: PauseOf, error: Exception, pause: float
 @pytest.mark.parametrize("asked", [7, timedelta(seconds=7)])
 def test_the_pause_that_telegram_asks_for_in_python_telegram_bot(asked: Any) -> None:
     assert ptb_calls.pause_of(telegram.error.RetryAfter(asked)) == 7.0
+
+
+async def test_a_text_whose_formatting_is_refused_is_sent_as_it_is() -> None:
+    made: list[dict[str, Any]] = []
+
+    async def make(call: dict[str, Any]) -> str:
+        made.append(call)
+        if "parse_mode" in call:
+            raise Refused("Bad Request: can't parse entities: Unclosed start tag")
+        return "sent"
+
+    assert await make_call(make, pause_of, {**CALL, "parse_mode": "HTML"}) == "sent"
+    assert made == [{**CALL, "parse_mode": "HTML"}, CALL]
+    with pytest.raises(Refused):
+        await make_call(Telegram(Refused("Bad Request: chat not found")).make, pause_of, CALL)

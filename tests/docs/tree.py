@@ -17,12 +17,12 @@ _BLOCK = re.compile(r"(?<=## The tree\n\n```text\n).*?(?=```\n)", re.DOTALL)
 
 
 def lines() -> Iterator[str]:
-    """Yield the line of each package and of each module beside them."""
+    """Yield the line of each package, of each room in one, and of each module beside them."""
     for path in sorted(SOURCES.rglob("*.py")):
         name = path.relative_to(SOURCES)
         if len(name.parts) == 1 and not name.name.startswith("__"):
             yield _line(str(name), path.read_text())
-        elif name.name == "__init__.py" and len(name.parts) > 1:
+        elif name.name == "__init__.py" and 1 < len(name.parts) <= 3:
             depth = len(name.parts) - 2
             yield "  " * depth + _line(f"{name.parent.name}/", path.read_text(), 2 * depth)
 

@@ -171,13 +171,13 @@ async def test_the_other_calls_beside_a_large_one_are_remembered(fsm: FSM, caplo
     async def handler(ctx: Context) -> None:
         ctx.update_data(sent=True)
         ctx.answer("before")
-        ctx.answer("x" * fsm.storage.limits.record)
+        ctx.call("sendDocument", document="x" * fsm.storage.limits.record)
         ctx.answer("after")
 
     update = message("hello", update_id=1)
     assert len(await router.handle(update)) == 3
     assert [call["text"] for call in await router.handle(update)] == ["before", "after"]
-    assert caplog.text.count("the call sendMessage of this update cannot be remembered") == 1
+    assert caplog.text.count("the call sendDocument of this update cannot be remembered") == 1
 
 
 async def test_a_handler_that_raises_changes_nothing_and_answers_nothing(fsm: FSM) -> None:

@@ -61,6 +61,7 @@ def make(storage: Storage | str) -> Router:
     async def data(ctx: Context) -> None:
         button = {"text": "Press", "callback_data": "d" * int(ctx.args)}
         ctx.answer("Press", reply_markup={"inline_keyboard": ((button,),)})
+        ctx.answer("Done.")
 
     @router.on(command("caption"))
     async def caption(ctx: Context) -> None:
@@ -95,9 +96,7 @@ def _nothing_handled() -> None:
 @pytest.mark.parametrize(
     ("fits", "too_long", "said"),
     [
-        ("/long 4096", "/long 4097", "400 Bad Request: message is too long"),
         ("/data 64", "/data 65", "400 Bad Request: BUTTON_DATA_INVALID"),
-        ("/caption 1024", "/caption 1025", "400 Bad Request: message caption is too long"),
         ("/html <b>bold</b>", "/html <b>bold", "400 Bad Request: can't parse entities"),
     ],
 )
@@ -131,6 +130,13 @@ async def test_a_method_that_telegram_does_not_have_is_refused_with_the_likely_o
         assert await chat.send(known) == []
 
 
+async def test_texts_that_are_too_long_arrive_as_several_messages() -> None:
+    chat = Chat(make)
+    assert await chat.send("/long 4097") == ["x" * 4096, "x", "Done."]
+    await chat.send("/caption 1025")
+    assert [call.get("caption", call.get("text")) for call in chat.calls[-2:]] == ["c" * 1024, "c"]
+
+
 async def test_with_on_send_error_a_refused_call_does_not_stop_the_others() -> None:
     seen: list[tuple[str, str]] = []
 
@@ -138,8 +144,8 @@ async def test_with_on_send_error_a_refused_call_does_not_stop_the_others() -> N
         seen.append((call["method"], error.description))
 
     chat = Chat(make, on_send_error=refused)
-    assert await chat.send("/long 4097") == ["Done."]
-    assert seen == [("sendMessage", "Bad Request: message is too long")]
+    assert await chat.send("/data 65") == ["Done."]
+    assert seen == [("sendMessage", "Bad Request: BUTTON_DATA_INVALID")]
     assert [error.code for _, error in chat.refused] == [400]
     with pytest.raises(InvalidOption, match="on_send_error takes a function"):
         Chat(make, on_send_error=5)  # type: ignore[arg-type]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepwell.botapi.checks import check_call
 from stepwell.botapi.errors import NotPossible, Refusal, quoted
+from stepwell.botapi.formatting.texts import read_text
 from stepwell.botapi.keyboards import KeyboardButton, buttons_of, read_markup
 from stepwell.botapi.limits import FloodLimits
 from stepwell.botapi.world import Bot, Room, World, WorldEvent
@@ -36,6 +37,7 @@ __all__ = [
     "load_world",
     "message_text",
     "read_markup",
+    "read_text",
     "save_world",
 ]
 

@@ -15,6 +15,7 @@ from stepwell.fsm.update import Update
 from stepwell.record import Address
 from stepwell.slot import Slot
 from stepwell.storage import Storage
+from stepwell.texts import Formatting
 
 __all__ = ["AlbumHandler", "Machine", "Send"]
 
@@ -62,6 +63,8 @@ class Machine:
     client: BotMethods | None = None
     #: Handles the albums of its conversations.
     albums: AlbumHandler | None = None
+    #: What the texts of calls have unless they say otherwise.
+    formatting: Formatting | None = None
     #: Calls of the outbox that are being sent.
     deliveries: set[asyncio.Task[None]]
     #: Reads the id of an update; ``None``: its ``update_id``.

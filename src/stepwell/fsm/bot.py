@@ -56,6 +56,13 @@ class BotMethods(ABC):
         Raises ``BotApiError`` if the call is refused.
         """
 
+    async def try_call(self, method: str, /, **params: Any) -> Any:
+        """Make one attempt of a call, for what is soon out of date, such as a draft. A client may make it as ``call``.
+
+        Raises ``BotUnavailable`` if the call must wait, with the seconds in ``retry_after`` where they are known.
+        """
+        return await self.call(method, **params)
+
     @overload
     async def download(self, file_id: str, *, to: None = None) -> bytes: ...
 

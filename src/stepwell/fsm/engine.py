@@ -1,4 +1,4 @@
-"""The names of conversations for adapters and tools: how they are entered, stored and described."""
+"""The names of conversations for adapters and tools: how they are entered, stored, described and answered."""
 
 from stepwell.fsm.base import Machine
 from stepwell.fsm.conversation.conversation import Conversation
@@ -16,6 +16,7 @@ from stepwell.fsm.conversation.extension import (
 from stepwell.fsm.conversation.history import HISTORY, entry_times, with_entry
 from stepwell.fsm.flows.description import FlowDescription, describe
 from stepwell.fsm.flows.diagram import diagram
+from stepwell.texts import is_unparsable, without_formatting
 
 __all__ = [
     "EXPIRY",
@@ -30,6 +31,7 @@ __all__ = [
     "describe",
     "diagram",
     "entry_times",
+    "is_unparsable",
     "opened_extension",
     "remembered",
     "set_timer",
@@ -37,4 +39,5 @@ __all__ = [
     "with_entry",
     "with_kept",
     "with_timers",
+    "without_formatting",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from time import monotonic
 from types import TracebackType
@@ -33,6 +33,7 @@ from stepwell.storage import ANY, Entry, Storage
 from stepwell.storage.listing import Any_
 from stepwell.storage.presence import Presence
 from stepwell.storage.urls import as_storage
+from stepwell.texts import Formatting
 
 __all__ = ["FSM", "Expired"]
 
@@ -48,6 +49,10 @@ class FSM(Machine):
 
     Within the block the process writes a small record to the storage every 20 seconds, from which the inspector and
     ``stepwell doctor`` know that it runs. ``presence=False``: it writes none.
+
+    ``parse_mode`` is the formatting of all texts and captions that name none: Telegram's ``"HTML"``, ``"MarkdownV2"``
+    and ``"Markdown"``, or ``"CommonMark"``, the Markdown of language models, which needs ``stepwell[markdown]``.
+    ``link_preview_options`` are those of all messages that have none.
 
     Example::
 
@@ -75,6 +80,8 @@ class FSM(Machine):
         run_timers: bool = True,
         presence: bool = True,
         send: Send | None = None,
+        parse_mode: str | None = None,
+        link_preview_options: Mapping[str, Any] | None = None,
         profile: type | None = None,
         update_id: Callable[[Update], int | str | None] | None = None,
     ) -> None:
@@ -104,6 +111,7 @@ class FSM(Machine):
         self.sliding = sliding
         self.subscribers: list[FSMSubscriber] = []
         self.send = send
+        self.formatting = Formatting.of(parse_mode, link_preview_options, "FSM")
         self.deliveries: set[asyncio.Task[None]] = set()
         self.profile: type | None = profile
         self.update_id = update_id

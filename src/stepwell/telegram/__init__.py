@@ -12,6 +12,7 @@ from stepwell.telegram.receiving.webhook import Webhook, webhook
 from stepwell.telegram.sending.broadcast import BroadcastResult, broadcast, cancel_broadcast
 from stepwell.telegram.sending.limits import SendLimits
 from stepwell.telegram.sending.sender import Sender
+from stepwell.texts import Writer
 
 __all__ = [
     "BotApiError",
@@ -23,6 +24,7 @@ __all__ = [
     "SendLimits",
     "Sender",
     "Webhook",
+    "Writer",
     "broadcast",
     "cancel_broadcast",
     "find_token",

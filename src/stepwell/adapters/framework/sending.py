@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from stepwell.engine import backoff
 from stepwell.errors import BotApiError, BotUnavailable
+from stepwell.fsm.engine import is_unparsable, without_formatting
 
 __all__ = ["MakeCall", "PauseOf", "Send", "make_call", "sender"]
 
@@ -28,7 +29,25 @@ PAUSES = (0.5, 5.0)
 
 
 async def make_call(make: MakeCall, pause_of: PauseOf, call: dict[str, Any]) -> Any:
-    """Make a call, and retry it while Telegram is unavailable or limits the bot. Raises the framework's error."""
+    """Make a call, and retry it while Telegram is unavailable or limits the bot. Raises the framework's error.
+
+    A text whose formatting is refused is sent as it is, without markup.
+    """
+    try:
+        return await _make_call(make, pause_of, call)
+    except Exception as error:
+        plain = without_formatting(call) if is_unparsable(str(error)) else None
+        if plain is None:
+            raise
+    logger.warning("%s is sent without formatting, because Telegram cannot parse it", call["method"])
+    first, *others = plain
+    result = await _make_call(make, pause_of, first)
+    for each in others:
+        await _make_call(make, pause_of, each)
+    return result
+
+
+async def _make_call(make: MakeCall, pause_of: PauseOf, call: dict[str, Any]) -> Any:
     now = asyncio.get_running_loop().time
     give_up, failures = now() + CALL_PATIENCE, 0
     while True:

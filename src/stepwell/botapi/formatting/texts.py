@@ -11,7 +11,7 @@ from stepwell.botapi.formatting.html import parse_html
 from stepwell.botapi.formatting.markdown import parse_markdown, parse_markdown_v2
 from stepwell.botapi.params import Params
 
-__all__ = ["formatted_text", "link_preview", "text_of"]
+__all__ = ["formatted_text", "link_preview", "read_text", "text_of"]
 
 MAX_TEXT, MAX_CAPTION = 4096, 1024
 #: The description of the error by whether it is a text, and whether the call edits a message.
@@ -54,6 +54,24 @@ def text_of(
             raise bad_request("message text is empty")
         return {}
     return {name: text, **({listed: entities} if entities else {})}
+
+
+def read_text(text: str, parse_mode: str) -> tuple[str, list[Entity]]:
+    """Return the plain text of a formatted one, and its entities. Raises ``Refusal`` as Telegram does.
+
+    Example::
+
+        from stepwell.botapi import read_text
+
+        text, entities = read_text("Hello, <b>world</b>", "HTML")
+        assert entities == [{"type": "bold", "offset": 7, "length": 5}]
+    """
+    reader = _READERS.get(parse_mode.lower())
+    if reader is None:
+        raise bad_request("unsupported parse_mode")
+    plain, entities = reader(text)
+    # Readers list an entity after the entities inside it; the outer one comes first.
+    return plain, sorted(entities, key=lambda each: (each["offset"], -each["length"]))
 
 
 def formatted_text(

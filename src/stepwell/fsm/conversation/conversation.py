@@ -48,6 +48,7 @@ from stepwell.fsm.update import Update
 from stepwell.log.update import UpdateAppends
 from stepwell.record import KEEP, NOWHERE
 from stepwell.slot import Slot
+from stepwell.texts import fit
 
 __all__ = ["NOT_GIVEN", "Conversation", "handle_album"]
 
@@ -216,14 +217,19 @@ class Conversation:
                 self._failed(error)
             elif slot is None or ctx.duplicate:
                 self._check_unchanged(ctx, slot)
+                if ctx._calls and not ctx.duplicate:
+                    _fit(self._fsm, ctx._calls)
             else:
                 fsm = self._fsm
                 if fsm.has_hooks and ctx.moves:
                     await run_hooks(fsm, ctx)
                 handled = self._handled
-                if (self._update.raw is None or self._held is not None) and ctx._calls:
-                    # Nothing delivers a job or an album again.
-                    self.unsent = unsent = outbox.add(fsm, slot, ctx._calls)
+                if ctx._calls:
+                    if self._update.raw is None or self._held is not None:
+                        # Nothing delivers a job or an album again.
+                        self.unsent = unsent = outbox.add(fsm, slot, ctx._calls)
+                    else:
+                        _fit(fsm, ctx._calls)
                 memo = KEEP if handled is None else handled.with_update(self._token, ctx._calls)
                 force = handled is not None and self._has_effects(ctx)
                 await write(fsm, ctx, slot, keep=self._held is not None, memo=memo, force=force)
@@ -405,6 +411,11 @@ async def _drop_album(slot: Slot, album: Album) -> None:
 def _end_if_empty(slot: Slot) -> None:
     if slot.place == NOWHERE and not slot.data and not slot.deleted:
         end(slot)
+
+
+def _fit(fsm: Machine, calls: list[dict[str, Any]]) -> None:
+    """Split long texts before the calls are remembered: after a kill, those that were not sent are still there."""
+    calls[:] = fit(calls, fsm.formatting)
 
 
 def _check_update(raw: Any, key: keys.KeyStrategy) -> None:

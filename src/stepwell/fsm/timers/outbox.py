@@ -22,6 +22,7 @@ from stepwell.fsm.timers.expiry import schedule
 from stepwell.record import KEEP, NOWHERE
 from stepwell.slot import Slot
 from stepwell.storage import Storage
+from stepwell.texts import fit
 
 __all__ = ["STOP_TIMEOUT", "add", "deliver", "deliver_held", "finish", "take"]
 
@@ -53,6 +54,7 @@ def add(fsm: Machine, slot: Slot, calls: list[dict[str, Any]] | None) -> Unsent 
     """
     if not calls:
         return None
+    calls = fit(calls, fsm.formatting)
     if fsm.send is None:
         logger.warning("answers without an update were dropped; pass send= to FSM or Router, or use run_polling()")
         return None

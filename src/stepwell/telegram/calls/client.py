@@ -23,7 +23,7 @@ from stepwell.telegram.calls.connections import CancelScopes, Connections, NoAns
 from stepwell.telegram.calls.files import Payload, pack, read_content, save
 from stepwell.telegram.calls.reading import read_answer
 from stepwell.telegram.calls.token import check_token
-from stepwell.telegram.sending.limits import SendLimits, chat_of, messages_in
+from stepwell.telegram.sending.limits import SendLimits, chat_of, is_group, messages_in
 from stepwell.telegram.sending.queue import HeldTooLong, QueueClosed, SendQueue, SendTurn
 
 _httpx: Any = require("httpx", "bot")
@@ -119,15 +119,8 @@ class BotClient(BotMethods):
         ``BotUnavailable`` if there was no usable answer within the patience of the client, and ``InvalidOption`` for
         parameters that cannot be sent.
         """
-        check(
-            isinstance(method, str) and _METHOD.fullmatch(method),
-            "{} is not the name of a Bot API method; names are like 'sendMessage'",
-            method,
-        )
-        payload = pack(method, params)
-        link = self._open()
+        link, call = self._prepare(method, params)
         chat = chat_of(method, params)
-        call = _Call(method, payload, self._seconds(method, params), chat is not None)
         if chat is None:
             result = await self._try(link, call, None)
             if method == "answerCallbackQuery":
@@ -165,7 +158,74 @@ class BotClient(BotMethods):
         """Return whether a press with this id was answered with this client, if that was not long ago."""
         return query in self._answered
 
+    async def try_call(self, method: str, /, **params: Any) -> Any:
+        """Make one attempt of a call now, and return its result: for what is soon out of date, such as a draft.
+
+        The call does not wait: if earlier calls of its chat wait, or the limits of the chat are used up, it raises
+        ``BotUnavailable`` with the seconds to wait in ``retry_after``. So it does if Telegram asks to wait, which holds
+        back the other calls of the chat too. An edit in a group counts as a message here, as it does for Telegram.
+
+        Example::
+
+            async def show(client: BotClient, text: str):
+                try:
+                    await client.try_call("sendMessageDraft", chat_id=42, draft_id=7, text=text)
+                except BotUnavailable as error:
+                    print("wait", error.retry_after)
+        """
+        link, call = self._prepare(method, params)
+        chat = chat_of(method, params)
+        if chat is None:
+            return self._result(link, call, None, await self._attempt(link, call))
+        counts_as_message = is_group(chat) and method.startswith("edit")
+        turn = link.queue.enter_now(chat, messages_in(method, params) or int(counts_as_message))
+        if not isinstance(turn, SendTurn):
+            raise BotUnavailable(method, 429, "the limits of this chat are used up", retry_after=turn)
+        try:
+            return self._result(link, call, turn, await self._attempt(link, call))
+        finally:
+            turn.leave()
+
     # Internal
+
+    def _prepare(self, method: str, params: dict[str, Any]) -> tuple[_Link, _Call]:
+        """Check a call. Raises ``InvalidOption``."""
+        check(
+            isinstance(method, str) and _METHOD.fullmatch(method),
+            "{} is not the name of a Bot API method; names are like 'sendMessage'",
+            method,
+        )
+        payload = pack(method, params)
+        link = self._open()
+        return link, _Call(method, payload, self._seconds(method, params), chat_of(method, params) is not None)
+
+    def _result(self, link: _Link, call: _Call, turn: SendTurn | None, answer: _Answer) -> Any:
+        """Return the result of the only attempt of a call, or raise its error."""
+        if answer.accepted:
+            self._note_accepted(link, turn)
+            return answer.result
+        if link.closed:
+            raise _closed(call.method)
+        if self._pause(link, call, turn, answer, 1) is None:
+            raise self._refused(call, answer)
+        raise BotUnavailable(call.method, answer.code, answer.text, retry_after=answer.retry_after)
+
+    def _note_accepted(self, link: _Link, turn: SendTurn | None) -> None:
+        link.answered()
+        if turn is not None and turn.messages:
+            link.queue.accepted()
+
+    def _pause(self, link: _Link, call: _Call, turn: SendTurn | None, answer: _Answer, failures: int) -> float | None:
+        """Return the seconds until the next attempt of a call that was not accepted; ``None`` if it is refused."""
+        if answer.code == 429:
+            pause = answer.retry_after or 1.0
+            link.queue.hold(None if turn is None else turn.chat.id, pause)
+            logger.warning("%s: Telegram asks to wait %g s", call.method, pause)
+            return pause
+        if answer.foreign or answer.code is None or (answer.code >= 500 and answer.code != NOT_IMPLEMENTED):
+            link.failed(call.method, answer.text)
+            return jittered(backoff(failures, FIRST_PAUSE, LONGEST_PAUSE))
+        return None
 
     def _note_answered(self, query: Any) -> None:
         if isinstance(query, str):
@@ -218,20 +278,12 @@ class BotClient(BotMethods):
         while True:
             answer = await self._attempt(link, call)
             if answer.accepted:
-                link.answered()
-                if turn is not None and turn.messages:
-                    link.queue.accepted()
+                self._note_accepted(link, turn)
                 return answer.result
             if link.closed:
                 raise _closed(call.method)
-            if answer.code == 429:
-                pause = answer.retry_after or 1.0
-                link.queue.hold(None if turn is None else turn.chat.id, pause)
-                logger.warning("%s: Telegram asks to wait %g s", call.method, pause)
-            elif answer.foreign or answer.code is None or (answer.code >= 500 and answer.code != NOT_IMPLEMENTED):
-                pause = jittered(backoff(failures + 1, FIRST_PAUSE, LONGEST_PAUSE))
-                link.failed(call.method, answer.text)
-            else:
+            pause = self._pause(link, call, turn, answer, failures + 1)
+            if pause is None:
                 raise self._refused(call, answer)
             failures += 1
             if loop.time() + pause - began > self._patience:

@@ -17,6 +17,7 @@ from stepwell.storage import Storage
 from stepwell.storage.state_storage import StateStorage
 from stepwell.telegram.calls.client import BotClient
 from stepwell.telegram.sending.limits import ChatId
+from stepwell.texts import fit, make_call
 
 __all__ = ["BroadcastResult", "broadcast", "cancel_broadcast"]
 
@@ -176,8 +177,8 @@ class _Send(BatchNode[ChatId, list[str] | None]):
             made = content(chat)
             content = await made if inspect.isawaitable(made) else made
         try:
-            call = _call_to(chat, content)
-            await self.client.call(call.pop("method"), **call)
+            for call in fit([_call_to(chat, content)]):
+                await make_call(self.client.call, call)
         except BotUnavailable:
             raise
         except BotBlocked as error:

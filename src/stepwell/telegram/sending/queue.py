@@ -21,6 +21,10 @@ __all__ = ["HeldTooLong", "QueueClosed", "SendQueue", "SendTurn"]
 SWEEP_FROM = 1000
 #: Number of private chats refused in a row after which Telegram is assumed to limit the whole bot.
 WHOLE_BOT = 3
+#: Seconds until a call is tried again that leaves only when no other waits.
+BUSY = 0.2
+#: The messages of a group's minute that such calls leave to others.
+SPARE = 3
 #: Timers may fire this early, in seconds.
 _EARLY = time.get_clock_info("monotonic").resolution
 
@@ -80,6 +84,23 @@ class SendQueue:
             if self._ready or self._later:
                 self._run(now)
         return turn
+
+    def enter_now(self, chat: ChatId, messages: int) -> SendTurn | float:
+        """Return the place of a call that leaves now, or the seconds after which this may be tried again.
+
+        Such a call takes the room of no other: it waits for those in the queue of its chat, and leaves some messages of
+        a group's minute to others.
+        """
+        now = self._loop.time()
+        found = self._chats.get(chat)
+        if (found is not None and found.turns) or (messages and self._ready):
+            return BUSY
+        at = self._held
+        if found is not None:
+            at = max(at, found.held, found.ready_at(messages + SPARE) if messages else -math.inf)
+        if messages and self._window is not None:
+            at = max(at, self._window.ready_at(messages))
+        return at - now if at > now + _EARLY else self.enter(chat, messages)
 
     def hold(self, chat: ChatId | None, seconds: float) -> None:
         """Send nothing to a chat for this long, as a 429 demands; without a chat, nothing at all."""

@@ -11,6 +11,7 @@ from stepwell.errors import BotApiError, BotUnavailable, InvalidOption
 from stepwell.fsm.refusals import report_refusal
 from stepwell.options import check_function, check_instance
 from stepwell.telegram.calls.client import BotClient
+from stepwell.texts import fit, make_call
 
 __all__ = ["Sender"]
 
@@ -23,6 +24,7 @@ OnSendError = Callable[[dict[str, Any], BotApiError | InvalidOption], Any]
 class Sender:
     """Sends calls with a client, for ``Router(fsm, send=sender.send)`` and ``FSM(..., send=sender.send)``.
 
+    A text that is too long is sent as several messages, and one whose formatting is refused as it is, without markup.
     A call that is refused permanently is logged and passed to ``on_send_error(call, error)``; nothing is raised. The
     error is ``BotBlocked`` if the bot can no longer write to the chat, and ``InvalidOption`` for a call that cannot be
     sent, such as one with a missing file.
@@ -45,10 +47,11 @@ class Sender:
         Raises ``BotUnavailable`` if the call was not accepted yet and can be sent later.
         """
         params = dict(call)
-        method = params.pop("method", None)
+        method = params.get("method")
         try:
             check_instance(method, str, 'a call needs a "method", such as "sendMessage"')
-            await self.client.call(method, **params)
+            for each in fit([params]):
+                await make_call(self.client.call, each)
         except BotUnavailable:
             raise
         except (BotApiError, InvalidOption) as error:
