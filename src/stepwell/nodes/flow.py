@@ -379,9 +379,7 @@ class NodeFlow(NodeGraph):
         """Send a signal to a run, and return the reply of the ``Wait(..., signal=name)`` that takes it.
 
         ``post`` of the wait replies with ``step().reply(value)``, else the reply is ``None``. The reply is read after
-        the commit of the wait, so the update has been applied for good. The run may get to the wait later::
-
-            total = await flow.update("cart-7", "add", {"item": "pen"}, timeout=10)
+        the commit of the wait, so the update has been applied for good. The run may get to the wait later.
 
         Raises ``TimeoutError`` after ``timeout`` seconds; the run takes the update all the same. Raises the errors of
         :meth:`signal`, ``RunFailed`` or ``RunStuck`` if the run fails or is stuck first, and ``RunFinished`` if it ends
