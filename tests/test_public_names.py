@@ -70,7 +70,7 @@ NAMES = {
         "check_text", "check_whole",
     ],
     "stepwell.botapi": [
-        "Bot", "BotAPI", "FloodLimits", "KeyboardButton", "NotPossible", "Person", "Refusal", "Room", "World",
+        "Bot", "BotAPI", "Draft", "FloodLimits", "KeyboardButton", "NotPossible", "Person", "Refusal", "Room", "World",
         "WorldEvent", "buttons_of", "check_call", "load_world", "message_text", "read_markup", "read_text",
         "save_world",
     ],

@@ -252,6 +252,13 @@ async def test_a_large_request_is_refused(http: httpx.AsyncClient) -> None:
         ("send", b'{"room": "42", "user": 43, "text": "x"}'),
         ("send", b'{"room": "42", "user": true, "text": "x"}'),
         ("send", b'{"room": "42", "user": 42, "thread": 5, "text": "x"}'),
+        ("send_photos", b'{"room": "42", "user": 42}'),
+        ("send_photos", b'{"room": "42", "user": 42, "photos": []}'),
+        ("send_photos", b'{"room": "42", "user": 42, "photos": [7]}'),
+        ("send_photos", b'{"room": "42", "user": 42, "photos": ["not base64"]}'),
+        ("send_photos", b'{"room": "42", "user": 42, "photos": ["PHN2Zz4="]}'),
+        ("edit_message", b'{"room": "42", "user": 42, "message": 9, "text": "x"}'),
+        ("stop", b'{"room": "42", "user": 42}'),
         ("press", b'{"room": "42", "user": 42, "message": 1, "row": 0, "column": 0}'),
         ("press", b'{"room": "42", "user": 42, "row": -1, "column": 0}'),
         ("fire_timer", b'{"bot": "unknown", "key": "x"}'),
@@ -275,6 +282,29 @@ async def test_an_invalid_action_is_refused_with_a_reason(
     answer = await http.post(f"/api/{name}", content=body, headers=allowed("POST"))
     assert answer.status_code == 400
     assert answer.json()["error"]
+
+
+async def test_of_files_only_pictures_are_served_as_such(play: Playground, http: httpx.AsyncClient) -> None:
+    alice = play.api.chat(play.bot, 42)
+    png, svg = b"\x89PNG\r\n\x1a\n...", b"<svg xmlns='http://www.w3.org/2000/svg'><script/></svg>"
+    shown, hidden = [(await alice.send_photo(content))["photo"][0]["file_id"] for content in (png, svg)]
+    served = await http.get(f"/picture/{shown}")
+    assert (served.content, served.headers["content-type"]) == (png, "image/png")
+    assert served.headers["x-content-type-options"] == "nosniff"
+    assert (await http.get(f"/picture/{hidden}")).status_code == 404
+    assert (await http.get("/picture/unknown")).status_code == 404
+    http.cookies.clear()
+    assert (await http.get(f"/picture/{shown}")).status_code != 200
+
+
+async def test_ten_pictures_are_no_request_that_is_too_large(play: Playground, http: httpx.AsyncClient) -> None:
+    alice = play.api.chat(play.bot, 42)
+    photos = [b64encode(b"\xff\xd8\xff" + b"x" * 500_000).decode()] * 10
+    body = {"room": "42", "user": 42, "photos": photos, "text": "Many"}
+    assert (await http.post("/api/send_photos", json=body, headers=allowed("POST"))).json() == {"ok": True}
+    assert len({message["media_group_id"] for message in alice.messages}) == 1
+    refused = await http.post("/api/send_photos", json={**body, "photos": photos * 3}, headers=allowed("POST"))
+    assert "at most" in refused.json()["error"]
 
 
 async def test_users_groups_and_topics_are_limited(play: Playground, http: httpx.AsyncClient) -> None:

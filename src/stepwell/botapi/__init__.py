@@ -13,6 +13,7 @@ from stepwell.botapi.errors import NotPossible, Refusal, quoted
 from stepwell.botapi.formatting.texts import read_text
 from stepwell.botapi.keyboards import KeyboardButton, buttons_of, read_markup
 from stepwell.botapi.limits import FloodLimits
+from stepwell.botapi.objects import Draft
 from stepwell.botapi.world import Bot, Room, World, WorldEvent
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Bot",
     "BotAPI",
+    "Draft",
     "FloodLimits",
     "KeyboardButton",
     "NotPossible",

@@ -73,7 +73,15 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A message that a bot is still writing, as its user sees it in a private chat."""
+    """A message that a bot is still writing, as its user sees it in a private chat.
+
+    Example::
+
+        from stepwell.botapi import Draft
+
+        draft = Draft(7, {"text": "Once upon"}, until=1_700_000_030.0, can_stop=True)
+        assert draft.json()["draft_id"] == 7
+    """
 
     id: int
     #: ``text`` and ``entities``, or ``rich_message``, as in a message.

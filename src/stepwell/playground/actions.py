@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -9,16 +10,19 @@ from stepwell.botapi import KeyboardButton, Person
 from stepwell.errors import UsageError
 from stepwell.playground.events import undo
 from stepwell.playground.events.replay import replay as replay_chat
+from stepwell.playground.rooms import PICTURES
 
 if TYPE_CHECKING:
     from stepwell.playground.play import Playground
 
-__all__ = ["ACTIONS", "Action"]
+__all__ = ["ACTIONS", "LARGEST", "Action"]
 
 Given: TypeAlias = dict[str, Any]
 Action: TypeAlias = Callable[["Playground", Given], Awaitable[Given | None]]
 
-MAX_TEXT, MAX_NAME = 4096, 64
+MAX_TEXT, MAX_CAPTION, MAX_NAME = 4096, 1024, 64
+#: Ten pictures as base64, of the size to which the page reduces them.
+MAX_PHOTOS = 16 * 1024 * 1024
 MAX_PEOPLE, MAX_ROOMS, MAX_TOPICS = 12, 12, 12
 BURST = 10
 
@@ -26,6 +30,26 @@ BURST = 10
 async def send(play: Playground, given: Given) -> None:
     """Send a message."""
     await _person(play, given).send(_text(given, "text", MAX_TEXT))
+
+
+async def send_photos(play: Playground, given: Given) -> None:
+    """Send pictures: one by itself, several as an album."""
+    person, photos = _person(play, given), _photos(given)
+    caption = _text(given, "text", MAX_CAPTION) if given.get("text") else ""
+    if len(photos) == 1:
+        await person.send_photo(photos[0], caption=caption)
+    else:
+        await person.send_album(*photos, caption=caption)
+
+
+async def edit_message(play: Playground, given: Given) -> None:
+    """Edit a message of the user."""
+    await _person(play, given).edit(_text(given, "text", MAX_TEXT), message=_number(given, "message"))
+
+
+async def stop(play: Playground, given: Given) -> None:
+    """Press the Stop button of what the bot is writing."""
+    await _person(play, given).stop()
 
 
 async def burst(play: Playground, given: Given) -> None:
@@ -167,6 +191,16 @@ def _text(given: Given, name: str, longest: int) -> str:
     return value
 
 
+def _photos(given: Given) -> list[bytes]:
+    photos = given.get("photos")
+    if not isinstance(photos, list) or not photos or not all(isinstance(each, str) for each in photos):
+        raise UsageError("photos must be a list of pictures as base64")
+    found = [b64decode(each, validate=True) for each in photos]
+    if not all(any(start.match(content) for start in PICTURES.values()) for content in found):
+        raise UsageError("a picture must be a JPEG, PNG, GIF or WebP file")
+    return found
+
+
 def _number(given: Given, name: str) -> int:
     value = given.get(name)
     if type(value) is not int or abs(value) >= 2**53 or (name in ("row", "column") and value < 0):
@@ -175,7 +209,9 @@ def _number(given: Given, name: str) -> int:
 
 
 _ACTIONS: tuple[Action, ...] = (
-    send, burst, press, repeat, restart, fire_timer, edit_record, clear_record, step_back, start_over, replay,
-    copy_test, add_person, add_group, add_topic,
+    send, send_photos, edit_message, stop, burst, press, repeat, restart, fire_timer, edit_record, clear_record,
+    step_back, start_over, replay, copy_test, add_person, add_group, add_topic,
 )  # fmt: skip
 ACTIONS: dict[str, Action] = {action.__name__: action for action in _ACTIONS}
+#: The largest request of an action in bytes, if it is larger than that of others.
+LARGEST: dict[str, int] = {"send_photos": MAX_PHOTOS}

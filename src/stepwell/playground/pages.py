@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from stepwell.botapi import NotPossible
 from stepwell.engine import quoted
 from stepwell.errors import StepwellError, UsageError
-from stepwell.playground.actions import ACTIONS
+from stepwell.playground.actions import ACTIONS, LARGEST
+from stepwell.playground.rooms import picture_of
 from stepwell.web.files import file_routes, not_found, page_files
 from stepwell.web.http import JSONResponse, Request, Response, Route, Starlette, StreamingResponse, object_of
 
@@ -39,14 +40,22 @@ def make_app(play: Playground) -> Any:
         try:
             if action is None:
                 raise UsageError(f"unknown action {quoted(request.path_params['name'])}")
-            result = await action(play, await object_of(request, MAX_REQUEST))
+            largest = LARGEST.get(request.path_params["name"], MAX_REQUEST)
+            result = await action(play, await object_of(request, largest))
         except (StepwellError, NotPossible, ValueError) as error:
             return JSONResponse({"ok": False, "error": str(error)}, status_code=400)
         return JSONResponse({"ok": True, **(result or {})})
 
+    async def picture(request: Request) -> Response:
+        found = picture_of(play.world, request.path_params["file_id"])
+        if found is None:
+            return await not_found(request, LookupError())
+        return Response(found[0], media_type=found[1])
+
     return Starlette(
         routes=[
             *file_routes(FILES),
+            Route("/picture/{file_id}", picture, methods=["GET"]),
             Route("/events", events, methods=["GET"]),
             Route("/api/{name}", act, methods=["POST"]),
         ],

@@ -212,7 +212,7 @@ class Playground:
 
     def _on_event(self, event: WorldEvent) -> None:
         """Handle an event of the local Bot API."""
-        if event.kind in ("message", "edited", "deleted"):
+        if event.kind in ("message", "edited", "deleted", "draft"):
             assert event.room is not None
             self._show_room(event.room)
             if "forum_topic_created" in event.body:
@@ -239,7 +239,7 @@ class Playground:
             self.board.put(name, self._sections[name])
 
     def _show_room(self, room: Room) -> None:
-        self.board.put(f"room {room.id}", lambda: room_json(room))
+        self.board.put(f"room {room.id}", lambda: room_json(self.world, room))
 
     def rooms_changed(self) -> None:
         """Show all chats again."""

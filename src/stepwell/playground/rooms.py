@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
-from stepwell.botapi import Bot, Room, World
+from stepwell.botapi import Bot, Draft, Room, World
 from stepwell.web.display import as_json
 
-__all__ = ["people_json", "room_json"]
+__all__ = ["PICTURES", "people_json", "picture_of", "room_json"]
 
 #: The most messages of a chat that are shown.
 MESSAGES = 200
+#: The pictures that a browser shows, by how they start. Others, such as SVG, can contain scripts.
+PICTURES: dict[str, re.Pattern[bytes]] = {
+    "image/jpeg": re.compile(rb"\xff\xd8\xff"),
+    "image/png": re.compile(rb"\x89PNG\r\n\x1a\n"),
+    "image/gif": re.compile(rb"GIF8[79]a"),
+    "image/webp": re.compile(rb"RIFF.{4}WEBP", re.DOTALL),
+}
 _MEDIA = (
     "photo", "document", "video", "video_note", "audio", "voice", "animation", "sticker", "contact", "venue",
     "location", "dice", "poll", "invoice",
@@ -51,20 +59,41 @@ def people_json(world: World, bot: Bot) -> dict[str, Any]:
     }
 
 
-def room_json(room: Room) -> dict[str, Any]:
-    """Return the messages and the keyboard of a chat."""
+def room_json(world: World, room: Room) -> dict[str, Any]:
+    """Return the messages and the keyboard of a chat, and what the bot is writing in it."""
     return {
         "keyboard": as_json((room.keyboard or {}).get("keyboard")),
-        "messages": [_message(message) for message in list(room.messages.values())[-MESSAGES:]],
+        "messages": [_message(world, message) for message in list(room.messages.values())[-MESSAGES:]],
+        "drafts": [_draft(draft) for thread in room.drafts if (draft := world.draft(room, thread)) is not None],
     }
 
 
-def _message(message: dict[str, Any]) -> dict[str, Any]:
+def _draft(draft: Draft) -> dict[str, Any]:
+    text, entities = draft.content.get("text", ""), draft.content.get("entities", [])
+    return {
+        "id": draft.id,
+        "thread": draft.thread or None,
+        "text": text,
+        "entities": entities,
+        "rich": draft.content.get("rich_message"),
+        "can_stop": draft.can_stop,
+    }
+
+
+def picture_of(world: World, file_id: str) -> tuple[bytes, str] | None:
+    """Return a picture and its media type; ``None`` if it is no picture that a browser shows, or not kept any more."""
+    file = world.files.get(file_id)
+    content = file.content if file is not None else b""
+    return next(((content, kind) for kind, start in PICTURES.items() if start.match(content)), None)
+
+
+def _message(world: World, message: dict[str, Any]) -> dict[str, Any]:
     sender = message.get("from", {})
     service = next((words for name, words in _SERVICE.items() if name in message), None)
     left = message.get("left_chat_member", sender)
     if left.get("id") != sender.get("id"):
         service = f"removed {_name(left)}"
+    picture = message["photo"][-1]["file_id"] if message.get("photo") else None
     topic = message.get("forum_topic_created", message.get("forum_topic_edited", {})).get("name")
     return {
         "id": message["message_id"],
@@ -72,7 +101,10 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
         "date": message["date"],
         "text": message.get("text", message.get("caption", "")),
         "entities": message.get("entities", message.get("caption_entities", [])),
+        "rich": message.get("rich_message"),
         "media": next((name for name in _MEDIA if name in message), None),
+        "picture": picture if picture and picture_of(world, picture) else None,
+        "album": message.get("media_group_id"),
         "service": f"{service} {topic}" if service and topic else service,
         "thread": message.get("message_thread_id"),
         "edited": "edit_date" in message,

@@ -22,6 +22,8 @@ class GroupEvent:
     failed: bool = False
     #: The record before the write, as a snapshot; ``None`` if it is not known. It is not sent to the page.
     before: dict[str, Any] | None = None
+    #: The number of calls that it stands for. Of a draft, only the last state is kept.
+    times: int = 1
 
 
 @dataclass(slots=True, eq=False)

@@ -133,5 +133,8 @@ def _answers(group: EventGroup, chat: int) -> list[str]:
     return [
         str(call.get("text", call.get("caption", "")))
         for call in group.own_calls
-        if str(call.get("chat_id")) == str(chat) and str(call["method"]).startswith("send") and call["answer"].get("ok")
+        if str(call.get("chat_id")) == str(chat)
+        and str(call["method"]).startswith("send")
+        # Neither a draft nor a chat action is a message.
+        and isinstance(call["answer"].get("result"), dict | list)
     ]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from typing import Any
 
-from stepwell.botapi import WorldEvent
+from stepwell.botapi import WorldEvent, message_text
 from stepwell.playground.events.group import EventGroup, GroupEvent
 
 __all__ = ["MAX_EVENTS", "MAX_GROUPS", "Timeline"]
@@ -61,9 +61,12 @@ class Timeline:
         ok = bool(call["answer"].get("ok"))
         if ok and str(call["method"]).lower() in _HIDDEN:
             return
-        said = call.get("text") or call.get("caption") or ("" if ok else call["answer"].get("description", ""))
-        title = f"{call['method']}: {said}" if said else str(call["method"])
-        self._put(self._group_of_call(call), "call", title, call, failed=not ok)
+        said = _said(call) or ("" if ok else call["answer"].get("description", ""))
+        group = self._group_of_call(call)
+        method = str(call["method"])
+        times = _take_last_draft(group, call) + 1 if ok and "draft_id" in call else 1
+        title = f"{method} ×{times}" if times > 1 else method
+        self._put(group, "call", f"{title}: {said}" if said else title, call, failed=not ok, times=times)
 
     def note(self, title: str, update_id: int | None = None) -> None:
         """Add another event, such as a restart, or an event of a node flow that an update has started."""
@@ -247,15 +250,39 @@ class Timeline:
         at: float | None = None,
         failed: bool = False,
         before: dict[str, Any] | None = None,
+        times: int = 1,
     ) -> None:
         """Add an event to a group; without a group, as a group of its own."""
         if group is None:
             self._add(kind, title, about=about, failed=failed)
             return
-        group.events.append(GroupEvent(kind, title[:200], self._clock() if at is None else at, about, failed, before))
+        at = self._clock() if at is None else at
+        group.events.append(GroupEvent(kind, title[:200], at, about, failed, before, times))
         del group.events[:-MAX_EVENTS]
         self._announce(group)
 
     def _announce(self, group: EventGroup) -> None:
         if self._changed is not None:
             self._changed(group)
+
+
+def _said(call: dict[str, Any]) -> str:
+    """Return the text that a call sends."""
+    result = call["answer"].get("result")
+    if isinstance(result, dict) and "rich_message" in result:
+        return message_text(result)
+    rich = call.get("rich_message")
+    given = rich if isinstance(rich, dict) else {}
+    texts = (call.get("text"), call.get("caption"), given.get("markdown"), given.get("html"))
+    return next((str(text) for text in texts if text), "")
+
+
+def _take_last_draft(group: EventGroup | None, call: dict[str, Any]) -> int:
+    """Remove the last state of a draft that a call changes; return how many calls it stands for."""
+    for event in group.events if group is not None else ():
+        about = event.json or {}
+        if about.get("draft_id") == call["draft_id"] and about.get("method") == call["method"] and not event.failed:
+            assert group is not None
+            group.events.remove(event)
+            return event.times
+    return 0

@@ -1,20 +1,20 @@
 // One chat pane: the messages, the bot's keyboard and the input box of one user.
 import { copyTest, replayChat, startOver } from "./dialogs.js";
 import { act, el, keyed } from "./dom.js";
+import { pictureButton, sendPictures } from "./pictures.js";
+import { formatted, richMessage } from "./text.js";
 
-const STYLES = { bold: "strong", italic: "em", underline: "u", strikethrough: "s", code: "code", pre: "code", spoiler: "span" };
-
-function formatted(text, entities) {
-  // Offsets are UTF-16 units, as in JavaScript. Nested entities are shown as plain text.
-  const parts = [];
-  let at = 0;
-  for (const { type, offset, length } of entities) {
-    if (offset < at || !(type in STYLES || ["bot_command", "url", "mention", "hashtag", "email", "text_link"].includes(type))) continue;
-    parts.push(text.slice(at, offset));
-    parts.push(el(STYLES[type] ?? "span", { class: `entity ${type}` }, text.slice(offset, offset + length)));
-    at = offset + length;
+// The pictures of an album are one bubble, as in Telegram.
+function albums(messages) {
+  const shown = [];
+  for (const message of messages) {
+    const last = shown[shown.length - 1];
+    if (message.album && last?.album === message.album) {
+      last.pictures.push({ id: message.id, picture: message.picture, media: message.media });
+      if (!last.text) Object.assign(last, { text: message.text, entities: message.entities });
+    } else shown.push({ ...message, pictures: message.media === "photo" ? [{ id: message.id, picture: message.picture, media: message.media }] : [] });
   }
-  return [...parts, text.slice(at)];
+  return shown;
 }
 
 export class ChatPane {
@@ -40,14 +40,22 @@ export class ChatPane {
       rows: "1", placeholder: "Message, or / for commands", "aria-label": "Message", maxlength: "4096",
       "aria-autocomplete": "list", "aria-controls": `${this.id}-commands`,
       oninput: () => this.complete(), onkeydown: (event) => this.key(event), onblur: () => this.close(),
+      onpaste: (event) => { const { files } = event.clipboardData; if (files.length) { event.preventDefault(); this.pictures(files); } },
     });
+    // The id of the message that is being edited.
+    this.edited = null;
+    this.editing = el("p", { class: "editing", hidden: true }, el("span", {}, "Editing a message"), el("button", { type: "button", class: "quiet small", onclick: () => { this.edit(null); this.input.focus(); } }, "Cancel"));
+    // Not built again with each change, because a click on the button ends at the element where it began.
+    this.draftText = el("div", { class: "bubble" });
+    this.stop = el("button", { type: "button", class: "small stop", title: "Stop further drafts, as the button in Telegram does", onclick: (event) => { act("stop", this.target); this.refocus(event); } }, "■ Stop");
+    this.draft = el("li", { class: "theirs draft", "aria-label": "The bot is writing" }, this.draftText, this.stop);
     const tool = (name, title, work) => el("button", { type: "button", class: "quiet small", title, onclick: (event) => { work(event); this.refocus(event); } }, name);
     this.node = el("section", { class: "pane", "aria-label": "Chat", onfocusin: () => app.focus(this) },
       el("header", {}, this.title, this.as, this.topic, this.newTopic, el("span", { class: "space" }), this.beside),
       this.messages, this.newer,
       el("form", { class: "write", onsubmit: (event) => { event.preventDefault(); this.send(); } },
-        this.keyboard, this.menu, this.count,
-        el("div", { class: "line" }, this.input, el("button", { class: "main", type: "submit" }, "Send")),
+        this.keyboard, this.menu, this.count, this.editing,
+        el("div", { class: "line" }, ...pictureButton((files) => this.pictures(files)), this.input, el("button", { class: "main", type: "submit" }, "Send")),
         el("div", { class: "tools" },
           tool("Repeat last update", "Deliver the last update again, as Telegram does when an acknowledgement was lost", () => act("repeat")),
           tool("Send 10 messages", "Send ten messages at once: the text above, or “Message 1” to “Message 10”", () => this.burst()),
@@ -88,7 +96,27 @@ export class ChatPane {
     this.recalled = -1;
     this.grow();
     this.input.focus();
-    if (!(await act("send", { ...this.target, text })) && !this.input.value) this.input.value = text;
+    const message = this.edited;
+    this.edited = null;
+    this.editing.hidden = true;
+    const sent = message === null ? await act("send", { ...this.target, text }) : await act("edit_message", { ...this.target, message, text });
+    if (!sent && !this.input.value) this.input.value = text;
+  }
+
+  // The text in the box is the caption.
+  async pictures(files) {
+    const text = this.input.value.trim();
+    if (await sendPictures(this.target, files, text)) this.edit(null);
+    this.input.focus();
+  }
+
+  // Puts a message into the box; without one, empties the box.
+  edit(item) {
+    this.edited = item?.id ?? null;
+    this.editing.hidden = !item;
+    this.input.value = item?.text ?? "";
+    this.grow();
+    if (item) this.input.focus();
   }
 
   async burst() {
@@ -146,6 +174,8 @@ export class ChatPane {
       this.mark();
     } else if (open && event.key === "Escape") {
       this.close();
+    } else if (!open && this.edited !== null && event.key === "Escape") {
+      this.edit(null);
     } else if (open && event.key === "Tab" && !event.shiftKey) {
       event.preventDefault();
       this.take(this.chosen);
@@ -203,24 +233,27 @@ export class ChatPane {
       options(this.topic, [[0, "General"], ...room.topics.map((topic) => [topic.id, topic.name])], place.thread ?? 0);
     }
     this.beside.textContent = app.panes.length > 1 ? "Close" : "Open second chat";
-    const said = app.sections[`room ${place.room}`] ?? { messages: [], keyboard: null };
-    const here = said.messages.filter((message) => !room.topics.length || (message.thread ?? null) === (place.thread ?? null));
+    const said = app.sections[`room ${place.room}`] ?? { messages: [], keyboard: null, drafts: [] };
+    const here = albums(said.messages.filter((message) => !room.topics.length || (message.thread ?? null) === (place.thread ?? null)));
+    const draft = said.drafts.find((each) => each.thread === (place.thread ?? null)) ?? null;
     const { messages } = this;
     const at = `${place.room}/${place.thread ?? 0}`;
     const low = this.low();
-    if (at !== this.at && this.at) this.positions.set(this.at, low ? null : messages.scrollTop);
+    if (at !== this.at && this.at) { this.positions.set(this.at, low ? null : messages.scrollTop); if (this.edited !== null) this.edit(null); }
     // Before the messages, because it changes the height of their box.
     keyed(this.keyboard, (said.keyboard ?? []).map((row, at) => ({ at, row, place: this.target })), (item) => item.at,
       ({ at, row }) => el("div", { class: "row" }, ...row.map((button, column) => this.button(button, () => act("press", { ...this.target, row: at, column })))));
     const newest = here[here.length - 1];
-    keyed(messages, here.length ? here.map((message) => ({ ...message, failure: app.failures.get(`${place.room}/${message.id}`) ?? null, mine: message.from.id === place.user, group, place: this.target })) : [{ id: "welcome", commands: app.commands(), where: app.where(place) }],
-      (item) => item.id, (item) => (item.id === "welcome" ? this.welcome(item) : this.message(item)));
+    this.write(draft);
+    const shown = here.length || draft ? here.map((message) => ({ ...message, failure: app.failures.get(`${place.room}/${message.id}`) ?? null, mine: message.from.id === place.user, group, place: this.target })) : [{ id: "welcome", commands: app.commands(), where: app.where(place) }];
+    keyed(messages, draft ? [...shown, { id: "draft" }] : shown,
+      (item) => item.id, (item, old) => (item.id === "welcome" ? this.welcome(item) : item.id === "draft" ? this.draft : this.message(item, old)));
     if (at !== this.at) {
-      messages.scrollTop = here.length ? this.positions.get(at) ?? messages.scrollHeight : 0;
+      messages.scrollTop = here.length || draft ? this.positions.get(at) ?? messages.scrollHeight : 0;
       this.newer.hidden = true;
       this.recalled = -1;
     } else if (newest?.id !== this.last && !low && newest?.from.id !== place.user) this.newer.hidden = !newest;
-    else if (low || newest?.id !== this.last) messages.scrollTop = here.length ? messages.scrollHeight : 0;
+    else if (low || newest?.id !== this.last) messages.scrollTop = here.length || draft ? messages.scrollHeight : 0;
     this.at = at;
     this.last = newest?.id;
   }
@@ -230,19 +263,44 @@ export class ChatPane {
     return el("button", { type: "button", class: "key", onclick: (event) => { work(); this.refocus(event); } }, text, button.url ? " ↗" : null);
   }
 
-  message(item) {
+  // What the bot is writing; nothing while it thinks.
+  write(draft) {
+    const as = JSON.stringify(draft);
+    if (this.drafted === as) return;
+    this.drafted = as;
+    if (!draft) return;
+    this.stop.hidden = !draft.can_stop;
+    const said = draft.rich ? richMessage(draft.rich) : draft.text ? el("p", {}, ...formatted(draft.text, draft.entities)) : el("p", { class: "thinking" }, "Thinking…");
+    this.draftText.replaceChildren(el("span", { class: "who" }, this.app.sections.people?.bot.name), said);
+  }
+
+  message(item, old) {
     if (item.service) return el("li", { class: "service" }, `${item.from.name} ${item.service}`);
-    const time = new Date(item.date * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
-    const bubble = el("div", { class: "bubble" },
-      item.group || item.from.bot ? el("span", { class: "who" }, item.from.name) : null,
-      item.reply ? el("blockquote", {}, item.reply) : null,
-      item.media ? el("span", { class: "media" }, item.media) : null,
-      el("p", {}, ...formatted(item.text, item.entities)),
-      el("time", {}, item.edited ? `edited ${time}` : time));
+    const bubble = this.bubble(item);
+    const rest = JSON.stringify([item.buttons, item.failure, item.mine, item.place]);
+    // A message that is edited keeps its buttons, so that they can be pressed meanwhile.
+    if (old?.rest === rest) { old.querySelector(".bubble").replaceWith(bubble); return old; }
     const rows = (item.buttons ?? []).map((row, at) => el("div", { class: "row" },
       ...row.map((button, column) => this.button(button, () => act("press", { ...this.target, message: item.id, row: at, column })))));
-    return el("li", { class: item.from.bot ? "theirs" : item.mine ? "mine" : "theirs other", "data-message": item.id }, bubble,
+    const node = el("li", { class: item.from.bot ? "theirs" : item.mine ? "mine" : "theirs other", "data-message": item.id }, bubble,
       item.failure ? el("p", { class: "failure", title: "The events show the traceback" }, "✕ ", item.failure) : null, rows.length ? el("div", { class: "inline" }, ...rows) : null);
+    node.rest = rest;
+    return node;
+  }
+
+  bubble(item) {
+    const time = new Date(item.date * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
+    const pictures = item.pictures.filter((each) => each.picture);
+    const missing = item.pictures.length ? item.pictures.length - pictures.length : 0;
+    return el("div", { class: "bubble" },
+      item.group || item.from.bot ? el("span", { class: "who" }, item.from.name) : null,
+      item.reply ? el("blockquote", {}, item.reply) : null,
+      pictures.length ? el("div", { class: `pictures${pictures.length > 1 ? " several" : ""}` }, ...pictures.map((each) => el("img", { src: `picture/${each.picture}`, alt: "Picture", loading: "lazy" }))) : null,
+      item.media && (missing || !item.pictures.length) ? el("span", { class: "media" }, missing > 1 ? `${missing} photos` : item.media) : null,
+      item.rich ? richMessage(item.rich) : el("p", {}, ...formatted(item.text, item.entities)),
+      el("div", { class: "below" },
+        item.mine && item.text ? el("button", { type: "button", class: "edit", "aria-label": "Edit this message", title: "Edit this message", onclick: () => this.edit(item) }, "Edit") : null,
+        el("time", {}, item.edited ? `edited ${time}` : time)));
   }
 
   welcome({ commands, where }) {

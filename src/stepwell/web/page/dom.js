@@ -30,7 +30,8 @@ export function keyed(parent, items, key, build) {
     const id = key(item);
     const text = JSON.stringify(item);
     const old = kept.get(id);
-    const entry = old && old.text === text ? old : { text, node: build(item) };
+    // A build may change the old node and return it.
+    const entry = old && old.text === text ? old : { text, node: build(item, old?.node) };
     next.set(id, entry);
     return entry.node;
   });
