@@ -126,6 +126,34 @@ async def test_runs_lists_runs_by_status_and_shows_one(
     assert "stepwell answer asks" in shown.err
 
 
+async def test_runs_shows_the_history_of_a_run(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Careful(Node):
+        def exec(self, prep_res: Any) -> None:
+            raise ValueError("wrong password=abcdef1")
+
+    url = f"sqlite:///{tmp_path}/runs.db"
+    monkeypatch.setenv("STEPWELL_STORAGE", url)
+    careful, ask = Careful(max_retries=2, name="careful"), Ask("ask")
+    careful - "error" >> ask >> Node(name="last")
+    async with open_storage(url) as storage:
+        flow = NodeFlow(careful, name="asking", storage=storage, keep=True)
+        await flow.run(flow_id="r", on_park="return")
+        assert " since 20" in (await command("runs", "r")).out
+        await flow.answer("r", "yes", run=True, by="ann")
+    shown = (await command("runs", "r")).out
+    assert "2 attempts, ValueError: wrong password=•••" in shown
+    assert "answered by ann" in shown
+    entries = (await command("runs", "r", "--json")).json["history"]
+    assert [(each["node"], each["action"]) for each in entries] == [
+        ("careful", "error"),
+        ("ask", "default"),
+        ("last", "default"),
+    ]
+    assert entries[1]["waited"] > 0
+
+
 async def test_runs_shows_the_progress_of_a_batch_with_a_long_name(
     command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -56,6 +56,7 @@ from stepwell.nodes.events import Event, subscribe
 from stepwell.nodes.flow import NodeFlow
 from stepwell.nodes.graph.shape import FlowEdge, FlowGraph
 from stepwell.nodes.handle import RunHandle
+from stepwell.nodes.history import HistoryEntry, RunHistory
 from stepwell.nodes.node import END, Node
 from stepwell.nodes.parallel import Parallel, parallel
 from stepwell.nodes.progress import ProgressBar
@@ -87,6 +88,7 @@ __all__ = [
     "FlowChanged",
     "FlowEdge",
     "FlowGraph",
+    "HistoryEntry",
     "InsideLoop",
     "InvalidAction",
     "InvalidAnswer",
@@ -117,6 +119,7 @@ __all__ = [
     "RunFailed",
     "RunFinished",
     "RunHandle",
+    "RunHistory",
     "RunIsNewer",
     "RunPaused",
     "RunReplaced",

@@ -97,7 +97,8 @@ async def run_children(stage: Stage, cursor: Cursor, node: ChildMap, shared: Any
     else:
         items = await as_list(stage.items(stage, await call_hook(stage.prep, node, shared)))
         place = children.place_of(branch, path, cursor.visit)
-        begun = {"id": "", "question": None, "until": None, "step": place, "running": [], "progress": [0, len(items)]}
+        begun: dict[str, Any] = {"id": "", "question": None, "until": None, "since": journal.now(), "step": place}
+        begun |= {"running": [], "progress": [0, len(items)]}
         await store_items(branch, stage, cursor.visit, items, begun)
     return items, await _Children(stage, cursor, node, items).run_all()
 

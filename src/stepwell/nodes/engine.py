@@ -4,7 +4,7 @@ from stepwell.nodes.control.requests import answer
 from stepwell.nodes.graph.plan import graph_of, program_of
 from stepwell.nodes.run.errors import message_of
 from stepwell.nodes.run.ids import flow_of_wait
-from stepwell.nodes.run.monitor import OpenWait, Status, run_of, status
+from stepwell.nodes.run.monitor import OpenWait, Status, history, run_of, status
 from stepwell.nodes.run.table import FINAL, flow_of_index, table_of
 from stepwell.nodes.step import DurableStep, durable_step
 from stepwell.nodes.workers.task_queue import QueuedRun, RunTasks
@@ -21,6 +21,7 @@ __all__ = [
     "flow_of_index",
     "flow_of_wait",
     "graph_of",
+    "history",
     "message_of",
     "program_of",
     "run_of",

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mappin
 from contextlib import aclosing
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, get_args, overload
 
 from stepwell._portal import sync
 from stepwell.errors import InsideLoop, Parked, RunBusy, UsageError
@@ -31,6 +31,7 @@ from stepwell.nodes.graph.base import BaseNode
 from stepwell.nodes.graph.building import UNNAMED, NodeGraph, OnUnknownAction
 from stepwell.nodes.graph.plan import Program, program_of
 from stepwell.nodes.handle import RunHandle
+from stepwell.nodes.history import Detail, RunHistory
 from stepwell.nodes.queue import submitting
 from stepwell.nodes.queue.submission import Merge, OnExists, Submission
 from stepwell.nodes.run import monitor
@@ -40,7 +41,7 @@ from stepwell.nodes.run.waits import Answered
 from stepwell.nodes.stream import StreamEntry, follow
 from stepwell.nodes.walk.execution import Execution, check_concurrency
 from stepwell.nodes.walk.runner import drive, run_root
-from stepwell.options import check_whole
+from stepwell.options import check_choice, check_whole
 from stepwell.storage.urls import as_storage
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ class NodeFlow(NodeGraph):
     :param keep: whether finished runs stay in the storage: ``True``, or a number of seconds.
     :param max_recoveries: how often the runner of a run may die before the run completes another node. Then the run
         is ``stuck``, so that a node that kills its process cannot kill one worker after the other.
+    :param history: what is kept of each node that completes, for :meth:`history`: ``"nodes"``, or ``None`` for the
+        last 20 nodes without their actions and waits. It goes with the commit of the node.
     :param renamed: the new path of each node that a deploy has renamed, for runs of the graph before it:
         ``{"old": "new", "inner/old": "inner/new"}``. The path of a flow or of a parallel node stands for all
         nodes inside it.
@@ -91,6 +94,7 @@ class NodeFlow(NodeGraph):
         max_steps: int | None = None,
         keep: Retention = False,
         max_recoveries: int = 5,
+        history: Detail | None = "nodes",
         renamed: Mapping[str, str] | None = None,
         revision: int = 1,
         migrate: Migrate | None = None,
@@ -101,6 +105,8 @@ class NodeFlow(NodeGraph):
             check_concurrency(concurrency)
         check_whole(max_steps, "max_steps={}: give a whole number of at least 1, or None", least=1, optional=True)
         check_whole(max_recoveries, "max_recoveries={}: give a whole number of at least 0", least=0)
+        check_choice(history, (*get_args(Detail), None), "history={}: choose 'nodes', or None")
+        self._detail: Detail | None = history
         self.max_recoveries: int = max_recoveries
         self.concurrency: int | None = concurrency
         self.max_steps: int | None = max_steps
@@ -330,14 +336,32 @@ class NodeFlow(NodeGraph):
 
     @overload
     async def answer(
-        self, wait_id: str, value: Any, *, run: Literal[False] = False, storage: Storage | str | None = None
+        self,
+        wait_id: str,
+        value: Any,
+        *,
+        run: Literal[False] = False,
+        by: str | None = None,
+        storage: Storage | str | None = None,
     ) -> Answered: ...
     @overload
     async def answer(
-        self, wait_id: str, value: Any, *, run: Literal[True], storage: Storage | str | None = None
+        self,
+        wait_id: str,
+        value: Any,
+        *,
+        run: Literal[True],
+        by: str | None = None,
+        storage: Storage | str | None = None,
     ) -> dict[str, Any]: ...
     async def answer(
-        self, wait_id: str, value: Any, *, run: bool = False, storage: Storage | str | None = None
+        self,
+        wait_id: str,
+        value: Any,
+        *,
+        run: bool = False,
+        by: str | None = None,
+        storage: Storage | str | None = None,
     ) -> dict[str, Any] | Answered:
         """Store the answer to a wait, even while the run is busy in another branch.
 
@@ -346,15 +370,19 @@ class NodeFlow(NodeGraph):
         once: the returned :class:`Answered` says whether this answer was stored, and why not. ``wait_id`` may be the id
         of the run, if it has one open wait. Raises ``UsageError`` if the run never asked this question, and
         ``RunFinished`` if it has finished and was not kept.
+
+        :param by: who answers, for the history of the run.
         """
         async with storage_for(self, storage) as found:
             if not run:
-                return await requests.answer(self, wait_id, value, storage=found)
+                return await requests.answer(self, wait_id, value, storage=found, by=by)
             try:
                 # A run without a runner needs no mail, and no worker can take it up first.
-                return await runs.resume(self, wait_id, value, storage=found, new_execution=self._new_execution, wait=0)
+                return await runs.resume(
+                    self, wait_id, value, storage=found, new_execution=self._new_execution, wait=0, by=by
+                )
             except RunBusy:
-                await requests.answer(self, wait_id, value, storage=found)
+                await requests.answer(self, wait_id, value, storage=found, by=by)
             return await runs.resume(self, wait_id, ..., storage=found, new_execution=self._new_execution)
 
     async def signal(self, flow_id: str, name: str, value: Any = None, *, storage: Storage | str | None = None) -> None:
@@ -436,6 +464,19 @@ class NodeFlow(NodeGraph):
         """Return the status of a run in any process, from its storage; raise ``UnknownRun`` if there is none."""
         async with storage_for(self, storage) as found:
             return await monitor.status(found, flow_of_wait(flow_id) or flow_id)
+
+    async def history(self, flow_id: str, *, storage: Storage | str | None = None) -> RunHistory:
+        """Return what the nodes of a run have done, and when, with their waits, from its storage in any process.
+
+        It has at least the last 1,000 nodes that have completed, and the number of older ones. Raises ``UnknownRun`` if
+        there is no run, or if it was removed at its end::
+
+            handle = await flow.submit({"text": "a b"})
+            for entry in await flow.history(handle.id):
+                print(entry.node, entry.started_at, entry.duration, entry.waited, entry.action)
+        """
+        async with storage_for(self, storage) as found:
+            return await monitor.history(found, flow_of_wait(flow_id) or flow_id)
 
     async def runs(
         self,

@@ -21,6 +21,7 @@ from stepwell.options import check_number
 
 if TYPE_CHECKING:
     from stepwell.nodes.graph.base import BaseFlow
+    from stepwell.nodes.history import RunHistory
     from stepwell.nodes.run.waits import Answered
     from stepwell.nodes.walk.execution import Cursor
     from stepwell.storage import Storage
@@ -65,6 +66,11 @@ class RunHandle:
         """Return the status of the run, from its storage; raise ``UnknownRun`` if it was removed."""
         async with storage_for(self._flow, self._storage) as storage:
             return await monitor.status(storage, self.id)
+
+    async def history(self) -> RunHistory:
+        """Return what the nodes of the run have done; see :meth:`NodeFlow.history`."""
+        async with storage_for(self._flow, self._storage) as storage:
+            return await monitor.history(storage, self.id)
 
     async def answer(self, value: Any, wait_id: str | None = None) -> Answered:
         """Store the answer to a wait of the run, by default to its only open one; a worker continues the run.

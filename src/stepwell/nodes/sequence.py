@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from stepwell.nodes.deploy.migration import Migrate
     from stepwell.nodes.graph.base import BaseNode
     from stepwell.nodes.graph.building import OnUnknownAction
+    from stepwell.nodes.history import Detail
     from stepwell.nodes.run.table import Retention
     from stepwell.storage import Storage
 
@@ -29,6 +30,7 @@ class FlowOptions(TypedDict, total=False):
     max_steps: int | None
     keep: Retention
     max_recoveries: int
+    history: Detail | None
     renamed: Mapping[str, str] | None
     revision: int
     migrate: Migrate | None

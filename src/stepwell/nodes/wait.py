@@ -146,6 +146,7 @@ async def _wait(stage: Stage, cursor: Cursor, node: Any, shared: Any, inside: bo
             "id": wait_id if isinstance(node, Wait) else "",
             "question": question,
             "until": None if stage.extra is None else journal.now() + stage.extra,
+            "since": journal.now(),
         }
         if isinstance(node, Wait) and node._accepted is not None:
             wait["accepts"] = node._accepted.schema

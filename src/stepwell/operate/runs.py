@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from stepwell import Limits, Storage
 from stepwell.engine import RUNS, Address, Get, Stored, counted, encode_value, from_json, quoted
 from stepwell.errors import Conflict, StepwellError, UnknownRun, UsageError, VersionChanged
-from stepwell.nodes import Answered, NodeFlow, Run
-from stepwell.nodes.engine import FINAL, OpenWait, flow_of_wait, status, table_of
+from stepwell.nodes import Answered, NodeFlow, Run, RunHistory
+from stepwell.nodes.engine import FINAL, OpenWait, flow_of_wait, history, status, table_of
 from stepwell.nodes.engine import answer as answer_wait
 from stepwell.operate.log import log_write
 from stepwell.operate.masking import hidden_texts, masked, masked_field, masked_text
@@ -29,6 +29,7 @@ __all__ = [
     "retry",
     "secrets_of",
     "shared_of",
+    "show_history",
     "show_run",
     "shown_value",
 ]
@@ -67,6 +68,23 @@ async def show_run(storage: Storage, given: str) -> Run:
     address = storage.address(RUNS, flow_id)
     stored: Stored | None = await storage.perform(Get(address)) if run.errors or run.reason else None
     return masked_run(run, () if stored is None else secrets_of(storage, address, stored))
+
+
+async def show_history(storage: Storage, flow_id: str) -> RunHistory:
+    """Return the history of a run with masked texts; raise ``UnknownRun``."""
+    found = await history(storage, flow_id)
+    address = storage.address(RUNS, flow_id)
+    stored: Stored | None = await storage.perform(Get(address)) if any(each.error for each in found) else None
+    secrets = set() if stored is None else secrets_of(storage, address, stored)
+    entries = [
+        replace(
+            each,
+            action=each.action and masked_text(each.action),
+            error=each.error and (each.error[0], masked_text(each.error[1], secrets)),
+        )
+        for each in found
+    ]
+    return RunHistory(tuple(entries), found.dropped)
 
 
 def masked_run(run: Run, secrets: Iterable[str] = ()) -> Run:
@@ -187,7 +205,7 @@ def wait_of(run: Run, given: str) -> OpenWait:
 async def answer(storage: Storage, wait_id: str, value: Any, *, who: str) -> None:
     """Store the answer to a wait, given by its id; a worker continues the run. Raises ``AlreadyAnswered``."""
     run = await show_run(storage, wait_id)
-    answered = await answer_wait(_stand_in(run), wait_id, value, storage=storage)
+    answered = await answer_wait(_stand_in(run), wait_id, value, storage=storage, by=who)
     if not answered:
         raise AlreadyAnswered(run.flow_id, wait_id, answered)
     log_write(who, f"answered {wait_id} of run {run.flow_id}")

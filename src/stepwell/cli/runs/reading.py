@@ -4,22 +4,37 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import time
 from dataclasses import asdict
 from typing import Any
 
 from stepwell import Storage
 from stepwell.cli.arguments import duration, positive
 from stepwell.cli.command import Commands, add_command, with_storage
-from stepwell.cli.output import ago, cell, json_text, moment, note, print_fields, print_json, print_tree
+from stepwell.cli.output import (
+    ago,
+    cell,
+    json_text,
+    moment,
+    note,
+    print_fields,
+    print_json,
+    print_table,
+    print_tree,
+    span,
+)
 from stepwell.cli.records.search import Search
 from stepwell.errors import InvalidOption
-from stepwell.nodes import Run
+from stepwell.nodes import HistoryEntry, Run, RunHistory
 from stepwell.nodes.engine import OpenWait
 from stepwell.operate.fields import searched_field
 from stepwell.operate.run_list import OPEN, DamagedRun, RunFilter, check_status, listed_runs
-from stepwell.operate.runs import reason_of, shared_of, show_run, shown_value
+from stepwell.operate.runs import reason_of, shared_of, show_history, show_run, shown_value
 
 __all__ = ["add", "run_json"]
+
+#: How many of the last nodes of a run are printed.
+MOST_ENTRIES = 50
 
 
 def add(commands: Commands) -> None:
@@ -68,10 +83,12 @@ def _runs(options: argparse.Namespace) -> int:
     async def one(storage: Storage) -> int:
         run = await show_run(storage, options.id)
         shared = await shared_of(storage, run.flow_id)
+        history = await show_history(storage, run.flow_id)
         if options.json:
-            print_json({**run_json(run), "shared": shared})
+            told = {"history": [asdict(each) for each in history], "history_dropped": history.dropped}
+            print_json({**run_json(run), **told, "shared": shared})
         else:
-            _print_run(run, shared)
+            _print_run(run, shared, history)
         return 0
 
     async def several(storage: Storage) -> int:
@@ -119,7 +136,33 @@ def _asked(wait: OpenWait) -> str | None:
     return shown if isinstance(shown, str | None) else json_text(shown)
 
 
-def _print_run(run: Run, shared: dict[str, Any]) -> None:
+def _print_history(history: RunHistory) -> None:
+    """Print the last nodes of a run for people."""
+    left_out = history.dropped + max(len(history) - MOST_ENTRIES, 0)
+    if left_out:
+        print(f"history   the last {MOST_ENTRIES} nodes; {left_out} older ones are left out (--json shows more)")
+    headers = ("node", "visit", "began", "took", "then", "why")
+    print_table(headers, [_history_row(each) for each in history[-MOST_ENTRIES:]])
+
+
+def _history_row(entry: HistoryEntry) -> tuple[Any, ...]:
+    idle = {"queued": entry.queued, "paused": entry.paused, "waited": entry.waited, "slept": entry.slept}
+    why = [f"{what} {_seconds(seconds)}" for what, seconds in idle.items() if seconds >= 0.001]
+    if entry.answered_by is not None:
+        why.append(f"answered by {entry.answered_by}")
+    if entry.attempts > 1:
+        why.append(f"{entry.attempts} attempts")
+    if entry.error is not None:
+        why.append(": ".join(entry.error))
+    began = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(entry.started_at))
+    return entry.node, entry.visit, began, _seconds(entry.duration), entry.action, ", ".join(why) or None
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds < 600 else span(seconds)
+
+
+def _print_run(run: Run, shared: dict[str, Any], history: RunHistory) -> None:
     """Print one run for people."""
     print_fields(
         {
@@ -142,12 +185,15 @@ def _print_run(run: Run, shared: dict[str, Any]) -> None:
     for wait in run.waits:
         until = "" if wait.deadline is None else f", until {moment(wait.deadline)}"
         accepts = "" if wait.accepts is None else f", accepts {json_text(wait.accepts)}"
-        print(f"waits     {cell(wait.id or wait.node)}: {cell(_asked(wait))}{until}{accepts}")
+        since = "" if wait.since is None else f", since {moment(wait.since)}"
+        print(f"waits     {cell(wait.id or wait.node)}: {cell(_asked(wait))}{since}{until}{accepts}")
     for error in run.errors:
         print(f"error     {moment(error.at)} at {cell(error.node)}, attempt {error.attempt}: ", end="")
         print(f"{cell(error.type)}: {cell(error.message)}")
         if error is run.errors[0] and error.traceback:
             print("\n".join(f"          {cell(line)}" for line in error.traceback.rstrip().split("\n")))
+    if history:
+        _print_history(history)
     print_tree("shared", shared)
     if run.status == "failed":
         note(f"resume it with: stepwell resume {shlex.quote(run.flow_id)} module:flow")

@@ -56,11 +56,12 @@ Retried = Literal["failed", "stuck", "paused"]
 _FIRST_POLL, _LONGEST_POLL = 0.01, 0.25
 
 
-async def answer(flow: BaseFlow, given: str, value: Any, *, storage: Storage) -> waits.Answered:
+async def answer(flow: BaseFlow, given: str, value: Any, *, storage: Storage, by: str | None = None) -> waits.Answered:
     """Store the answer to a wait of a run, given by the id of the wait or of the run, unless it has one already."""
     flow_id = flow_of_wait(given) or given
     wait_id = None if flow_id == given else given
     refused = waits.Answered.ANSWERED_BEFORE
+    check_text(by, "by={}: give the name of whoever answers, or None", optional=True)
 
     async def message_of(place: Place, table: dict[str, Any]) -> Mapping[str, Any] | None:
         nonlocal refused
@@ -89,6 +90,8 @@ async def answer(flow: BaseFlow, given: str, value: Any, *, storage: Storage) ->
         fitting = fitting_answer(flow, flow_id, path, opened[path], value)
         _check_storable(storage, flow_id, path, fitting, "the answer")
         message = {"wait": known[path], "value": fitting}
+        if by is not None:
+            message["by"] = by
         until = opened[path]["until"]
         if until is None:
             return message

@@ -129,6 +129,7 @@ async def resume(
     new_execution: NewExecution,
     wait: float | None = None,
     by_worker: bool = False,
+    by: str | None = None,
 ) -> dict[str, Any]:
     """Resume a run, given by its id or by the id of one of its waits.
 
@@ -150,6 +151,7 @@ async def resume(
                 value=value,
                 new_execution=new_execution,
                 by_worker=by_worker,
+                by=by,
             )
     except Busy as busy:
         if held:
@@ -189,6 +191,7 @@ async def _continue(
     value: Any,
     new_execution: NewExecution,
     by_worker: bool = False,
+    by: str | None = None,
 ) -> dict[str, Any]:
     """Continue a stored run, or return its state if it has finished."""
     # Some results below come from the record of an earlier runner, which must be durable before they are returned.
@@ -237,7 +240,7 @@ async def _continue(
         _check_wait(journal, wait_id)
     journal.deliver()
     if value is not ...:
-        _answer(journal, wait_id, value)
+        _answer(journal, wait_id, value, by)
     if "partition" in table and table["status"] not in partitions.HOLDING:
         # Also if it only waits again: a run keeps its partition while it waits.
         await partitions.acquire(slot, flow_id, journal.flow, table)
@@ -263,7 +266,7 @@ def _check_wait(journal: Journal, wait_id: str) -> None:
         raise waits.never_asked(journal.flow_id, wait_id, journal.open)
 
 
-def _answer(journal: Journal, wait_id: str | None, value: Any) -> None:
+def _answer(journal: Journal, wait_id: str | None, value: Any, by: str | None) -> None:
     """Store the answer to a wait, or to the only wait of the run; raise ``Unstorable`` if it cannot be stored.
 
     An answer to an earlier question is ignored, and so is one after the deadline, even if no worker has fired the
@@ -280,7 +283,7 @@ def _answer(journal: Journal, wait_id: str | None, value: Any) -> None:
     flow = cast("BaseFlow", journal.program.root.node)
     value = fitting_answer(flow, journal.flow_id, path, journal.open[path], value)
     journal.parts.seal(path, "answer", value, "the answer{}".format)
-    journal.set_answer(path, value)
+    journal.set_answer(path, value, by)
 
 
 async def _park_again(journal: Journal, stored: str, by_worker: bool, new_execution: NewExecution) -> None:

@@ -106,6 +106,7 @@ async def load_queued(journal: Journal, table: dict[str, Any]) -> dict[str, Any]
     slot, flow = journal.slot, cast(BaseFlow, journal.program.root.node)
     revision = _check_flow(journal)
     journal.restore_submitted(table)
+    journal.note_idle(table)
     if revision < flow.revision and flow.migrate is not None:
         journal.status = "queued"
         stored = await migrated(journal, Position(journal.positions, {}, {}), revision, flow.migrate)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum
 from math import inf
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias, TypeVar
 
 from stepwell._secrets import quoted
 from stepwell.codec import check_name
@@ -179,6 +179,8 @@ class BaseFlow(BaseNode):
     migrate: Callable[[Any], None] | None = None
     #: The new path of each path that was renamed.
     renamed: Mapping[str, str] = MappingProxyType({})
+    #: What the history of its runs has.
+    _detail: Literal["nodes"] | None = "nodes"
     #: Whether the edge ``"error"`` of a node catches the errors of that node.
     _catches: ClassVar[bool] = False
     #: When the flow was made, as a time of ``monotonic()``.

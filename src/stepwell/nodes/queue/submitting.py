@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from time import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepwell.codec.large import open_data, seal_data
@@ -163,6 +164,8 @@ class _Row:
             "visits": [],
             "started": 0.0,
             "keep": how.keep or KEPT,
+            # For the history only, so the clock of this host will do.
+            "idle": round((self._storage.clock or time)(), 3),
             "input": digest,
         }
         if how.priority:

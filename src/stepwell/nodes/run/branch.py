@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepwell.codec.values import step
@@ -98,8 +98,12 @@ class Branch:
         journal = self.journal
         if self.parent is None:
             await journal.restore_shared()
+        before, now = journal.open.get(stage.path), journal.now()
+        if isinstance(before, dict) and "since" in before:
+            # It has waited for another child before.
+            wait["waited"] = before.get("waited", 0.0) + now - before["since"]
         journal.positions[self.name] = stage.path
-        journal.open[stage.path] = wait
+        journal.open[stage.path] = {**wait, "since": now}
         journal.recover()
 
     def end(self, stage: Stage, action: Any) -> None:
@@ -109,9 +113,18 @@ class Branch:
         self.journal.open[stage.key] = action
 
     async def complete(
-        self, graph: Graph, stage: Stage, following: Stage | None, *, visit: int, attempts: int, started: float
+        self,
+        graph: Graph,
+        stage: Stage,
+        following: Stage | None,
+        *,
+        action: object,
+        visit: int,
+        attempts: int,
+        started: float,
+        error: tuple[str, str, str] | None = None,
     ) -> None:
-        """Commit that a node has completed. ``started`` is on the monotonic clock.
+        """Commit that a node has completed, or that its error was caught. ``started`` is on the monotonic clock.
 
         The last node of a graph has no commit: the caller of ``walk`` commits it together with the next step.
         """
@@ -121,7 +134,11 @@ class Branch:
         journal.visits[stage.index] = visit
         if journal.recoveries:
             journal.recover()
-        journal.note_completed(path, started, attempts)
+        if error is not None:
+            journal.caught[self.name] = list(error)
+        journal.note_completed(
+            path, started=started, attempts=attempts, visit=visit, action=action, error=error and error[1:]
+        )
         if journal.open:
             journal.open = {name: value for name, value in journal.open.items() if not is_inside(name, path)}
         if len(journal.positions) > 1:
@@ -136,10 +153,6 @@ class Branch:
             await (journal.save(path) if self.parent is None else journal.save_whole(path))
         elif graph is journal.program.root.graph:
             await journal.check(path)
-
-    def catch(self, error: Sequence[str]) -> None:
-        """Record an error that an edge has caught, as its path, type and message."""
-        self.journal.caught[self.name] = list(error)
 
     def save(self, node: str) -> Coroutine[Any, Any, None]:
         """Return the commit of the position inside a node, to await."""

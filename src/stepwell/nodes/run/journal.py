@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
@@ -28,6 +27,7 @@ from stepwell.errors import (
 )
 from stepwell.nodes.graph.loaded import loaded_at
 from stepwell.nodes.graph.shape import Shape, check_renamed
+from stepwell.nodes.history import HISTORY, PARTS, TRAIL, Recorder
 from stepwell.nodes.run import deaths
 from stepwell.nodes.run.errors import RunErrors
 from stepwell.nodes.run.mailbox import Mailbox
@@ -60,8 +60,6 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 #: How many of the last replies to updates are stored.
 REPLIES = 20
-#: How many of the last nodes, and of the last waits that have timed out, are stored.
-TRAIL = 20
 #: The deadline of a running run, in seconds; renewed at half of it. After it, workers check whether its runner died.
 WATCH = 12.0
 
@@ -101,8 +99,6 @@ class Journal:
         self.open: dict[str, Any] = {}
         #: How often each stage was visited, by its index. A visit counts once its node has completed.
         self.visits: list[int] = [0] * len(program.stages)
-        #: The last nodes that have completed: path, start and duration in milliseconds, attempts.
-        self.trail: deque[list[Any]] = deque(maxlen=TRAIL)
         #: The shared state after ``prep`` of a flow that was entered since the last commit.
         self.entered: dict[Any, Any] | None = None
         #: The waits whose deadline has passed.
@@ -139,6 +135,9 @@ class Journal:
         self.since: float = round(slot.now - (monotonic() - loaded_at(root, self.digest)), 3)
         #: The visits of paths that the graph does not have any more, or has with another kind of node.
         self.former: dict[str, int] = {}
+        self.history: Recorder = Recorder(root._detail)
+        #: For how many seconds the run was queued, paused or slept since the last node.
+        self._idle: dict[str, float] = {}
 
     async def begin(self, params: Mapping[str, Any], keep: Retention, *, queued: bool = False) -> None:
         """Write the start row; ``queued``: over that of a queued run, which leaves its queue and has its params."""
@@ -166,12 +165,13 @@ class Journal:
         self.began = monotonic() - (self.slot.now - self.started_at)
         self.mark, self.rechecks = table.get("run", ""), dict(table.get("rechecks", {}))
         self.errors.rows.extend(reversed(table.get("errors", ())))
-        self.trail.extend(table.get("trail", ()))
+        self.history.restore(table)
+        self.note_idle(table)
         self.late.extend(table.get("late", ()))
         self.undos = table.get("undos", 0)
         self.caught = {branch: error for branch, *error in table.get("caught", ())}
 
-    def _fill(self) -> None:
+    def _fill(self, *, idle: bool = False) -> None:
         """Copy the position of the run to its slot: the next node, the last ones, and the table."""
         slot = self.slot
         table: dict[str, Any] = {
@@ -181,6 +181,8 @@ class Journal:
             "started": self.started_at,
             "since": self.since,
         }
+        if idle:
+            table["idle"] = self.now()
         if self.mark:
             table["run"] = self.mark
         if slot.base:
@@ -207,8 +209,11 @@ class Journal:
         if self.errors.rows:
             table["errors"] = self.errors.newest_first()
         slot.data = dict(self.shared)
-        if self.trail:
-            table["trail"] = list(self.trail)
+        history = self.history
+        if history.trail:
+            table["trail"] = list(history.trail)
+            if history.detail is not None:
+                table["count"], table["steps"] = history.count, list(history.steps)
         slot.place = Place(self.flow, self.positions[""] or None, self._revision)
         set_table(slot, table)
 
@@ -321,7 +326,7 @@ class Journal:
             if self.mailbox.pausing:
                 self.status, timers = "paused", {}
                 self.mailbox.drop_pauses()
-            self._fill()
+            self._fill(idle=True)
             try:
                 # Mail that is written after this commit has a deadline, so that a worker finds it.
                 # A run that was retried, and waits again, is in a queue.
@@ -360,7 +365,7 @@ class Journal:
             path = next((path for path, known in questions(self.open).items() if known == message["wait"]), None)
             until = None if path is None else self.open[path]["until"]
             if path is not None and (until is None or message.get("at", until) < until):
-                self.set_answer(path, message["value"])
+                self.set_answer(path, message["value"], message.get("by"))
                 delivered = True
         for path, wait in unanswered(self.open).items():
             signal = self.mailbox.signal_for(wait)
@@ -392,13 +397,18 @@ class Journal:
             replies = sorted(name for name in self.parts.loaded[""] if name.startswith(REPLY))
             self.parts.forget(replies[:-REPLIES])
 
-    def set_answer(self, path: str, value: Any, *, reply: str | None = None) -> None:
-        """Store the answer to a wait with the next commit. ``reply``: the id of the update that it is."""
+    def set_answer(self, path: str, value: Any, by: str | None = None, *, reply: str | None = None) -> None:
+        """Store the answer to a wait with the next commit.
+
+        ``by``: who has answered. ``reply``: the id of the update that it is.
+        """
         self.overdue.discard(path)
         wait = {**self.open[path], "answer": value}
         wait.pop("reply", None)
         if reply is not None:
             wait["reply"] = reply
+        if by is not None:
+            wait["by"] = by
         wait["id"] = wait.pop("again", wait["id"])
         self.open[path] = wait
 
@@ -481,7 +491,7 @@ class Journal:
 
     async def finish(self) -> None:
         """Commit that the run has finished: remove it, or keep its final state."""
-        node = self.trail[-1][0] if self.trail else ""
+        node = self.history.trail[-1][0] if self.history.trail else ""
         if self.keep is False:
             self.slot.delete()
             self.parts.take_pending()
@@ -605,7 +615,35 @@ class Journal:
         self.unsure_undos[name] = part
         self.undos += 1
 
-    def note_completed(self, path: str, started: float, attempts: int) -> None:
-        """Add a node that has completed; ``started`` is on the monotonic clock."""
-        times = round(1000 * (started - self.began)), round(1000 * (monotonic() - started))
-        self.trail.append([path, *times, attempts])
+    def note_idle(self, table: Mapping[str, Any]) -> None:
+        """Note for how long a run has been queued or paused, or has slept between the attempts of a batch."""
+        kind = {"queued": "queued", "paused": "paused"}.get(table["status"], "slept" if "rechecks" in table else "")
+        if kind and "idle" in table:
+            self._idle[kind] = max(self.slot.now - table["idle"], 0.0)
+
+    def note_completed(
+        self, path: str, *, started: float, attempts: int, visit: int, action: object, error: Sequence[str] | None
+    ) -> None:
+        """Add a node that has completed, or whose error was caught; ``started`` is on the monotonic clock."""
+        ended = monotonic()
+        row = [path, round(1000 * (started - self.began)), round(1000 * (ended - started)), attempts]
+        more = self._waits_of(path, ended - started) if self.open or self._idle else None
+        if error is not None:
+            more = {**(more or {}), "error": list(error)}
+        filled = self.history.add(row, visit, action, more)
+        if filled is not None:
+            self.parts.put("", "history", f"{filled:09d}", self.history.part())
+            self.parts.drop_old("", f"{HISTORY}{filled - PARTS:09d}")
+
+    def _waits_of(self, path: str, duration: float) -> dict[str, Any] | None:
+        """Return what a history has of the waits before and inside a node."""
+        more: dict[str, Any] = {kind: round(1000 * seconds) for kind, seconds in self._idle.items()}
+        self._idle = {}
+        inside = self.open.get(path)
+        if isinstance(inside, dict) and "since" in inside:
+            waited = inside.get("waited", 0.0) + self.now() - duration - inside["since"]
+            sleeps = not inside["id"] and not is_child_wait(inside)
+            more["slept" if sleeps else "waited"] = round(1000 * max(waited, 0.0))
+            if "by" in inside:
+                more["by"] = inside["by"]
+        return more or None

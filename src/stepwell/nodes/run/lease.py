@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from stepwell.nodes.history import HISTORY
 from stepwell.nodes.run.table import Retention, end_timers, run_table, set_table, timeout_timer
 from stepwell.options import check_text
 from stepwell.record import DAY, RUNS, Address, Queue, Stored
@@ -48,7 +49,8 @@ async def cancel(slot: Slot, reason: str | None) -> None:
     expiry = None if keep is True else float(keep or DAY)
     set_table(slot, table)
     stored: Stored | None = await slot.storage.perform(Get(slot.address, parts=True))
-    names = tuple((stored.parts or {}) if stored is not None else ())
+    found = (stored.parts or {}) if stored is not None else {}
+    names = tuple(name for name in found if not name.startswith(HISTORY))
     await slot.commit(timers=end_timers(table, slot.time()), expiry=expiry, queue=None, dropped_parts=names)
 
 
@@ -57,7 +59,7 @@ async def pause(slot: Slot, mail: Iterable[str]) -> None:
     table = run_table(slot)
     if table["status"] == "queued":
         table.setdefault("before", "queued")
-    table["status"] = "paused"
+    table["status"], table["idle"] = "paused", slot.time()
     set_table(slot, table)
     await slot.commit(timers={}, queue=None, dropped_parts=tuple(mail))
 
@@ -69,7 +71,7 @@ async def retry(slot: Slot, queue: Queue) -> None:
         # Somebody has decided to go on, whatever time has passed.
         table.pop("timeout", None)
     table.setdefault("before", table["status"])
-    table["status"] = "queued"
+    table["status"], table["idle"] = "queued", slot.time()
     if table["before"] == "queued":
         del table["before"]
     set_table(slot, table)

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple, get_args
 
 from stepwell._secrets import quoted
 from stepwell.errors import CorruptRecord, InvalidOption, RunReplaced, UnknownRun
-from stepwell.nodes.run.reading import read_run
+from stepwell.nodes.history import HISTORY, RunHistory, history_of
+from stepwell.nodes.run.reading import read_known_run, read_run
 from stepwell.nodes.run.table import FINAL, GRAPH, Ending, Status, flow_index, table_of, tags_in
-from stepwell.record import RUNS, Address, OpenedHead, Stored
+from stepwell.record import RUNS, Address, OpenedHead, Range, Stored
 from stepwell.storage import ANY, Entry, Storage
 from stepwell.storage.operations import Get
 
@@ -22,6 +23,7 @@ __all__ = [
     "RunError",
     "Status",
     "UndoneNode",
+    "history",
     "progress_of",
     "run_of",
     "runs",
@@ -88,6 +90,8 @@ class OpenWait(NamedTuple):
     children: tuple[str, ...] = ()
     #: The JSON schema that an answer must fit; ``None`` if any value does.
     accepts: Mapping[str, Any] | None = None
+    #: Since when it waits, on the storage's clock.
+    since: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +167,13 @@ async def status(storage: Storage, flow_id: str) -> Run:
     if run.node is not None and run.status not in FINAL and stored.parts is not None and GRAPH not in stored.parts:
         raise RunReplaced(address.text, flow_id)
     return run
+
+
+async def history(storage: Storage, flow_id: str) -> RunHistory:
+    """Return the history of a run; raise ``UnknownRun`` if there is none."""
+    run = await read_known_run(storage, flow_id, parts=Range.prefix(HISTORY))
+    seal = storage.seal(run.address)
+    return history_of(run.table, {name: seal.value("p", name, text) for name, text in (run.stored.parts or {}).items()})
 
 
 async def mark_of(storage: Storage, flow_id: str) -> str | None:
@@ -264,6 +275,7 @@ def waits_of(opened: Mapping[str, Any]) -> tuple[OpenWait, ...]:
             deadline=inside["until"],
             children=_children_of(inside),
             accepts=inside.get("accepts"),
+            since=inside.get("since"),
         )
         for node, inside in opened.items()
         if isinstance(inside, dict) and ("answer" not in inside or "again" in inside)

@@ -7,6 +7,7 @@ from typing import Any
 
 from stepwell.codec.large import in_thread, is_large
 from stepwell.errors import EncodeError, Unstorable
+from stepwell.nodes.history import HISTORY
 from stepwell.nodes.run.table import MAIL, REPLY, owner_of_part
 from stepwell.slot import Sealed, Slot
 
@@ -59,13 +60,18 @@ class RunParts:
             raise Unstorable(node, where(inside), error.type_name, error.why) from error
 
     def drop(self, path: str) -> None:
-        """Drop the parts of a node and of the nodes inside it with the next commit.
+        """Drop the parts of a node and of the nodes inside it with the next commit; "" is the whole run.
 
-        "" is the whole run, whose replies stay.
+        The history of a run and its replies stay as long as the run.
         """
         for owner in [owner for owner in self.loaded if not path or is_inside(owner, path)]:
             names = self.loaded.pop(owner)
-            self.pending.update(dict.fromkeys([name for name in names if not name.startswith(REPLY)]))
+            self.pending.update(dict.fromkeys(name for name in names if not name.startswith((HISTORY, REPLY))))
+
+    def drop_old(self, path: str, name: str) -> None:
+        """Drop a part of a node with the next commit, if there is one of this name."""
+        if self.loaded.get(path, {}).pop(name, ...) is not ...:
+            self.pending[name] = None
 
     def drop_mail(self, names: Iterable[str]) -> None:
         """Drop parts with mail with the next commit."""

@@ -9,7 +9,7 @@ from typing import Any
 from stepwell.codec import decode_key
 from stepwell.errors import UnknownRun
 from stepwell.nodes.run.table import table_of
-from stepwell.record import RUNS, Address, Place, Stored
+from stepwell.record import RUNS, Address, Place, Range, Stored
 from stepwell.storage import Storage
 from stepwell.storage.operations import Get, Operation
 
@@ -38,7 +38,7 @@ async def read_run(storage: Storage, run: str | Address) -> ReadRun | None:
 
 
 async def read_known_run(
-    storage: Storage, run: str | Address, *, parts: bool = False, perform: Perform | None = None
+    storage: Storage, run: str | Address, *, parts: bool | Range = False, perform: Perform | None = None
 ) -> ReadRun:
     """Return a run; raise ``UnknownRun`` if there is none, or if its record has only a state.
 

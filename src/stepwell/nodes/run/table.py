@@ -165,6 +165,11 @@ class _Table(TypedDict):
     started: float
     #: The last nodes that have completed, the newest last: path, start and duration in milliseconds, attempts.
     trail: NotRequired[list[tuple[str, int, int, int]]]
+    #: Of the same nodes, see :class:`~stepwell.nodes.history.Recorder`; and how many nodes have completed.
+    steps: NotRequired[list[list[int | str | dict[str, Any]]]]
+    count: NotRequired[int]
+    #: Since when a run has been queued or paused.
+    idle: NotRequired[float]
     run: NotRequired[str]
     base: NotRequired[str]
     keep: NotRequired[bool | float]
@@ -234,6 +239,10 @@ class _Wait(TypedDict):
     #: The id of the update that has answered it.
     reply: NotRequired[str]
     signal: NotRequired[str]
+    #: When it began, for how many seconds its node has waited before, and who has answered.
+    since: NotRequired[float]
+    waited: NotRequired[float]
+    by: NotRequired[str]
     #: Of a wait for child runs: how their ids begin.
     step: NotRequired[str]
     #: The id of the child that a node waits for, and when it stops waiting for this one and for others.
@@ -255,6 +264,7 @@ _PARTS: Final[Mapping[str, Any]] = {
     "done": list[list[Any]],
     "field": list[Any],
     "undo": tuple[str, int, Any],
+    "history": str,
 }
 
 
@@ -265,6 +275,7 @@ class _AnswerMail(TypedDict):
     value: Any
     #: When it was sent, on the storage's clock; given if the wait has a timeout.
     at: NotRequired[float]
+    by: NotRequired[str]
 
 
 class _Signal(TypedDict):

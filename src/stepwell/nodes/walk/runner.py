@@ -157,7 +157,9 @@ async def walk(graph: Graph, cursor: Cursor, shared: Any, params: Mapping[str, A
                 _note_result(stage, cursor, node, result)
             if branch is not None:
                 attempts = 1 if stage.commits_inside else cursor.attempts
-                await branch.complete(graph, stage, following, visit=visit, attempts=attempts, started=started)
+                await branch.complete(
+                    graph, stage, following, action=action, visit=visit, attempts=attempts, started=started
+                )
         except BaseException as error:
             failure = await _failure_of_visit(stage, cursor, error, began)
             if stage.undo is not None and exec_res is not _NONE and not isinstance(failure, Park):
@@ -230,8 +232,9 @@ async def _follow_error(
     cursor.node, cursor.visit, cursor.item, cursor.attempt = stage.path, visit, None, 1
     caught = cursor.caught = CaughtError(stage.path, type(error).__name__, message_of(error))
     if cursor.branch is not None:
-        cursor.branch.catch(caught)
-        await cursor.branch.complete(graph, stage, following, visit=visit, attempts=attempts, started=started)
+        await cursor.branch.complete(
+            graph, stage, following, action="error", visit=visit, attempts=attempts, started=started, error=caught
+        )
     return following
 
 

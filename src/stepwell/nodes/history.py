@@ -1,0 +1,175 @@
+"""The history of a run: what its nodes have done and when, with their waits.
+
+The last nodes are in the table of the run, which is written with every commit anyway. When they are as many as fit
+there, they are written as one part together with the commit of the last of them. So it needs no write of its own.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from stepwell.codec import values
+from stepwell.codec.json import from_json
+
+__all__ = ["HISTORY", "PARTS", "TRAIL", "Detail", "HistoryEntry", "Recorder", "RunHistory", "history_of"]
+
+#: How many of the last nodes are in the table, and in one part.
+TRAIL: Final = 20
+#: The prefix of the names of parts with a history, by their numbers.
+HISTORY: Final = "history::"
+#: How many parts are kept; the oldest ones are dropped.
+PARTS: Final = 50
+#: The most characters of an action.
+ACTION: Final = 100
+
+_UNKNOWN: Final = [0]
+
+#: What a history has of each node: ``"nodes"`` when it ran and how it ended, ``None`` nothing but the last ones.
+Detail = Literal["nodes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryEntry:
+    """A visit of a node that has completed. All durations are in seconds.
+
+    Example::
+
+        flow = linear(Read, CountWords, name="words", storage=storage, keep=60)
+        await flow.run({"text": "a b"}, flow_id="words-42")
+        entry: HistoryEntry = (await flow.history("words-42"))[0]
+        assert (entry.node, entry.visit, entry.action) == ("Read", 1, "default")
+    """
+
+    #: The path of the node.
+    node: str
+    #: The number of the visit, from 1; ``None`` if it is not known.
+    visit: int | None
+    attempts: int
+    #: When it began, on the storage's clock. A node that an interrupted run has continued: when it was continued.
+    started_at: float
+    #: The time from then until it has completed, with the time that it has waited or slept.
+    duration: float
+    #: The action that it has returned, at most 100 characters; ``"error"`` too if an edge has caught its error.
+    action: str | None
+    #: How long the run was in a queue before the node began.
+    queued: float = 0.0
+    #: How long the run was paused before.
+    paused: float = 0.0
+    #: How long it has waited for an answer, a signal or child runs.
+    waited: float = 0.0
+    #: How long it has slept, or waited to try items of a batch again.
+    slept: float = 0.0
+    #: Who has answered, if the answer said so.
+    answered_by: str | None = None
+    #: The type and the text of the error that an edge ``"error"`` has caught.
+    error: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunHistory(Sequence[HistoryEntry]):
+    """The nodes of a run that have completed, in the order in which they have: a sequence of :class:`HistoryEntry`.
+
+    Example::
+
+        flow = linear(Read, CountWords, name="words", storage=storage, keep=60)
+        await flow.run({"text": "a b"}, flow_id="words-42")
+        history: RunHistory = await flow.history("words-42")
+        assert [entry.node for entry in history] == ["Read", "CountWords"]
+        assert history.dropped == 0
+    """
+
+    entries: tuple[HistoryEntry, ...]
+    #: How many older entries were dropped.
+    dropped: int = 0
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __iter__(self) -> Iterator[HistoryEntry]:
+        return iter(self.entries)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.entries[index]
+
+
+class Recorder:
+    """Keeps the history of a run for its next commit."""
+
+    def __init__(self, detail: Detail | None) -> None:
+        self.detail: Detail | None = detail
+        #: The last nodes that have completed: path, start and duration in milliseconds, attempts.
+        self.trail: deque[list[Any]] = deque(maxlen=TRAIL)
+        #: Of the same nodes: visit, action unless it is the default one, and the waits in milliseconds, who has
+        #: answered and the error, if any.
+        self.steps: deque[list[Any]] = deque(maxlen=TRAIL)
+        #: How many nodes have completed.
+        self.count: int = 0
+
+    def restore(self, table: Mapping[str, Any]) -> None:
+        """Take over what a table has. An earlier release has stored the trail only."""
+        self.trail.extend(table.get("trail", ()))
+        self.count = table.get("count", len(self.trail))
+        steps = table.get("steps", ())
+        if len(steps) == len(self.trail):
+            self.steps.extend(steps)
+        else:
+            self.steps.extend([_UNKNOWN] * len(self.trail))
+
+    def add(self, row: list[Any], visit: int, action: object, more: dict[str, Any] | None) -> int | None:
+        """Add a node that has completed; return the number of the part to write, if it has filled one."""
+        self.trail.append(row)
+        if self.detail is None:
+            return None
+        self.count += 1
+        if more is None and (not action or action == "default"):
+            # Most nodes: all twenty are written with each commit.
+            self.steps.append([visit])
+        else:
+            text = str(action or "default")
+            if not text.isascii() or len(text) > ACTION:
+                text = text[:ACTION].encode("utf-8", "backslashreplace").decode()
+            self.steps.append([visit, text] if more is None else [visit, text, more])
+        return None if self.count % TRAIL else self.count // TRAIL - 1
+
+    def part(self) -> str:
+        """Return the last nodes as a part. A text is encoded much faster than its rows."""
+        return values.to_json([[*row, *step] for row, step in zip(self.trail, self.steps, strict=True)]).decode()
+
+
+def history_of(table: Mapping[str, Any], parts: Mapping[str, str]) -> RunHistory:
+    """Return the history of a run from its table and its parts."""
+    numbers = sorted(int(name.removeprefix(HISTORY)) for name in parts)
+    stored = [row for number in numbers for row in from_json(parts[f"{HISTORY}{number:09d}"])]
+    trail, steps = table.get("trail", ()), table.get("steps", ())
+    if len(steps) != len(trail):
+        steps = [_UNKNOWN] * len(trail)
+    recent = [[*row, *step] for row, step in zip(trail, steps, strict=True)]
+    # Those since the last part; without a part, all.
+    count = table.get("count", len(recent))
+    newer = count - TRAIL * (numbers[-1] + 1) if numbers else len(recent)
+    rows = [*stored, *recent[max(len(recent) - newer, 0) :]]
+    return RunHistory(tuple(_entry(table["started"], row) for row in rows), max(count - len(rows), 0))
+
+
+def _entry(began: float, row: Sequence[Any]) -> HistoryEntry:
+    path, start, duration, attempts, visit, *rest = row
+    action = rest[0] if rest else "default" if visit else None
+    more: Mapping[str, Any] = rest[1] if len(rest) > 1 else {}
+    idle = more.get("waited", 0) + more.get("slept", 0)
+    return HistoryEntry(
+        node=path,
+        visit=visit or None,
+        attempts=attempts,
+        started_at=began + (start - idle) / 1000,
+        duration=(duration + idle) / 1000,
+        action=action,
+        queued=more.get("queued", 0) / 1000,
+        paused=more.get("paused", 0) / 1000,
+        waited=more.get("waited", 0) / 1000,
+        slept=more.get("slept", 0) / 1000,
+        answered_by=more.get("by"),
+        error=tuple(more["error"]) if "error" in more else None,
+    )
