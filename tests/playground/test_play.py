@@ -27,6 +27,7 @@ from stepwell.playground.play import Playground
 from stepwell.playground.records import Records
 from stepwell.playground.runs import Runs
 from stepwell.web.diagrams import describe_flow, describe_graph
+from tests.playground.visit import CAFE
 from tests.until import until
 
 HERE = Path(__file__).parent
@@ -545,3 +546,14 @@ async def test_a_page_gets_all_sections_first_and_then_the_changed_ones() -> Non
     assert await anext(following) == {"a": 4}
     board.close()
     assert await anext(following, None) is None
+
+
+async def test_with_limits_the_bot_is_refused_nothing_because_it_paces_its_messages(tmp_path: Path) -> None:
+    async with Playground(CAFE, storage="memory://", limits=True) as play:
+        alice = play.person("42", 42)
+        assert await alice.ask("/feedback") == "How many stars?"
+        await alice.send_at_once(*["/feedback"] * 5)
+        for _ in range(5):
+            assert await alice.answer() == "How many stars?"
+        answers = [call["answer"] for call in alice.calls if call["method"] == "sendMessage"]
+        assert [answer["ok"] for answer in answers] == [True] * 6

@@ -129,6 +129,7 @@ class Playground:
             "STEPWELL_STORAGE": self._storage,
             "STORAGE": self._storage,
             "STEPWELL_PLAYGROUND": self.observer.reports.address,
+            **({} if self.world.limits is None else {"STEPWELL_PLAYGROUND_LIMITS": "1"}),
         }
         self._show(*self._sections)
         self.rooms_changed()

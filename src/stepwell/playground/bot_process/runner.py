@@ -26,7 +26,7 @@ from stepwell.nodes import worker
 from stepwell.playground.bot_process import errors as error_reporter
 from stepwell.playground.bot_process import reporter
 from stepwell.playground.bot_process import runs as run_reporter
-from stepwell.telegram import BotClient, run_polling
+from stepwell.telegram import BotClient, SendLimits, run_polling
 
 __all__ = ["main"]
 
@@ -84,8 +84,10 @@ def _router_of(path: Path, names: dict[str, Any]) -> Router | None:
 
 
 async def _poll(router: Router, workers: list[worker]) -> None:
-    # No limits, because the local Bot API has none.
-    async with BotClient(os.environ["BOT_TOKEN"], api=os.environ["BOT_API"], limits=None) as client, started(workers):
+    # No limits, unless the local Bot API has some.
+    limits = SendLimits() if os.environ.pop("STEPWELL_PLAYGROUND_LIMITS", None) else None
+    token, api = os.environ["BOT_TOKEN"], os.environ["BOT_API"]
+    async with BotClient(token, api=api, limits=limits) as client, started(workers):
         await client.call("setMyCommands", commands=_commands(router))
         await run_polling(router, client=client)
 
