@@ -73,6 +73,7 @@ NAMES = {
     "threads_copy_bytes": "stepwell.adapters.langgraph.threads:_COPY_BYTES",
     "tick": "stepwell.dispatch.polling:TICK",
     "timers_a_page": "stepwell.dispatch.timers:PAGE",
+    "untaken": "stepwell.telegram.receiving.beside:UNTAKEN",
     "value_owners": "stepwell.codec.types:_OWNERS",
     "views_looked": "stepwell.inspector.views:LOOKED",
     "views_page": "stepwell.inspector.views:PAGE",

@@ -114,10 +114,12 @@ FOR_TOOLS = {
     ],
     "stepwell.nodes.engine": [
         "DurableStep", "FINAL", "OpenWait", "QueuedRun", "RunTasks", "Status", "answer", "durable_step",
-        "flow_of_index", "flow_of_wait", "graph_of", "history", "message_of", "program_of", "run_of", "status",
-        "table_of",
+        "flow_of_index", "flow_of_wait", "graph_of", "history", "is_queued", "message_of", "observe_submits",
+        "program_of", "run_of", "status", "table_of",
     ],
-    "stepwell.telegram.engine": ["Message", "Receive", "Send", "TELEGRAM", "call_at_start", "collect_less_often"],
+    "stepwell.telegram.engine": [
+        "Message", "Receive", "Send", "TELEGRAM", "call_at_start", "collect_less_often", "flows_beside",
+    ],
 }  # fmt: skip
 
 # Only type checkers import typing_extensions.

@@ -29,6 +29,7 @@ from stepwell.storage.transport.starting import when_available
 from stepwell.storage.urls import as_storage
 
 __all__ = [
+    "defines_main",
     "defines_router",
     "file_beside",
     "hide_own_frames",
@@ -94,6 +95,40 @@ def defines_router(path: Path) -> bool:
     return False
 
 
+def defines_main(path: Path, *, as_program: bool = False) -> bool:
+    """Return whether a file without a router defines ``main()`` and does not call it. The file is parsed, not run.
+
+    ``as_program``: also look for the call below ``if __name__ == "__main__"``, which an import skips.
+    """
+    if not path.is_file():
+        return False
+    has_main = False
+    for each in ast.parse(path.read_bytes(), str(path)).body:
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
+            has_main = has_main or (each.name == "main" and _takes_nothing(each.args))
+        if _bound_by(each) & {"router", "make_router"}:
+            return False
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        names = {node.id for node in ast.walk(each) if isinstance(node, ast.Name)}
+        if "main" in names and (as_program or "__name__" not in names):
+            return False
+    return has_main
+
+
+def _bound_by(statement: ast.stmt) -> set[str]:
+    """Return the names that a statement binds."""
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return {statement.name}
+    if isinstance(statement, ast.Import | ast.ImportFrom):
+        return {(name.asname or name.name) for name in statement.names}
+    return {node.id for node in ast.walk(statement) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+
+
+def _takes_nothing(arguments: ast.arguments) -> bool:
+    return len(arguments.args) + len(arguments.posonlyargs) == len(arguments.defaults) and all(arguments.kw_defaults)
+
+
 def workers_of(router: Router, names: Mapping[str, Any]) -> list[worker]:
     """Return the workers for the runs that the handlers of a bot submit.
 
@@ -102,13 +137,16 @@ def workers_of(router: Router, names: Mapping[str, Any]) -> list[worker]:
     assert router.fsm is not None
     workers = [each for each in names.values() if isinstance(each, worker)]
     has_worker = {id(flow) for each in workers for flow in each.flows}
+    # The runner of the bot starts these.
+    own = [given for each in router.lifecycles for given in each.beside]
+    has_worker |= {id(flow) for given in own for flow in getattr(given, "flows", ())}
     flows: dict[int, tuple[Storage, list[NodeFlow]]] = {}
     for flow in _submitted_flows(router, names):
         if id(flow) not in has_worker:
             has_worker.add(id(flow))
-            own = flow.storage is not None or is_configured()
+            is_stored = flow.storage is not None or is_configured()
             # A flow without a storage gets one with each call, which is that of the conversations.
-            storage = storage_of(flow, None) if own else router.fsm.storage
+            storage = storage_of(flow, None) if is_stored else router.fsm.storage
             flows.setdefault(id(storage), (storage, []))[1].append(flow)
     return [*workers, *(worker(each, storage=storage) for storage, each in flows.values())]
 

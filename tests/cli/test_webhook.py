@@ -29,6 +29,7 @@ async def test_webhook_shows_the_webhook_of_a_bot_and_removes_it(
             await api.chat(bot).send("Hello")
             await until(lambda: client.call("getWebhookInfo"), lambda it: it.get("last_error_message"))
             shown = await command("webhook", file)
+            assert await command("webhook", file, "--info") == shown
             assert shown.code == 0
             assert "bot       @my_bot\nurl       http://127.0.0.1:9/<token>\nwaiting   1 update\nerror" in shown.out
             assert bot.token not in shown.out

@@ -14,6 +14,7 @@ from stepwell._backoff import backoff
 from stepwell._secrets import quoted
 from stepwell.errors import Conflict, InvalidOption, StorageError, UnknownFlowError
 from stepwell.fsm.base import Send
+from stepwell.fsm.beside import Beside, RunsBeside, WorkerOptions
 from stepwell.fsm.bot import BotMethods
 from stepwell.fsm.conversation.context import Context, Handler
 from stepwell.fsm.conversation.conversation import Conversation
@@ -22,13 +23,15 @@ from stepwell.fsm.flows.hooks import takes
 from stepwell.fsm.machine import FSM
 from stepwell.fsm.refusals import sending
 from stepwell.fsm.update import KINDS, ON_REQUEST
-from stepwell.options import check_choice, check_function, check_instance, check_whole
+from stepwell.options import check, check_choice, check_function, check_instance, check_whole
 
 __all__ = ["Router"]
 
 ErrorHandler: TypeAlias = Callable[[Context, Exception], Any]
 H = TypeVar("H", bound=Handler)
 E = TypeVar("E", bound=ErrorHandler)
+#: A function at the start or the stop of the bot. It may take the client of the bot.
+S = TypeVar("S", bound=Callable[..., Any])
 #: Which updates are remembered: those that changed something, or also those that were answered.
 Remember: TypeAlias = Literal["changes", "answers"]
 
@@ -92,6 +95,7 @@ class Router:
         #: At most one. A list, because the routers of ``scope`` share it.
         self._error_handlers: list[ErrorHandler] = []
         self._scope: tuple[Filter, ...] = ()
+        self._lifecycle = RunsBeside()
 
     def on(self, *filters: Filter | Condition, attempts: int = 1, remember: Remember | None = None) -> Callable[[H], H]:
         """Decorate a handler, ``async def handler(ctx)``, for updates that match all these filters.
@@ -127,11 +131,93 @@ class Router:
         self._error_handlers.append(handler)
         return handler
 
+    def on_startup(self, function: S) -> S:
+        """Decorate a function, ``def`` or ``async def``, that is called when the bot starts.
+
+        It is called before the first update and the first timer; the storage is open, and the client of the bot is its
+        argument if it takes one. If it raises, the bot does not start. ``run_polling``, ``webhook``, ``stepwell run``
+        and ``stepwell play`` call it, once in each process.
+
+        Example::
+
+            @router.on_startup
+            async def show_commands(bot):
+                await bot.set_my_commands(commands=[{"command": "start", "description": "Begin"}])
+        """
+        self._lifecycle.startup.append(_checked_hook("on_startup", function))
+        return function
+
+    def on_shutdown(self, function: S) -> S:
+        """Decorate a function, ``def`` or ``async def``, that is called when the bot stops.
+
+        It is called after the last update and the last timer, in the reverse order of the registration; the storage is
+        still open. Its errors are logged.
+
+        Example::
+
+            @router.on_shutdown
+            async def say_goodbye(bot):
+                await bot.send_message(chat_id=42, text="The bot stops.")
+        """
+        self._lifecycle.shutdown.append(_checked_hook("on_shutdown", function))
+        return function
+
+    def run_workers(self, *flows: Any, **options: Any) -> None:
+        """Run the submitted runs of these node flows in the process of the bot, from its start to its stop.
+
+        ``options`` are those of ``stepwell.nodes.worker``, such as ``concurrency=4``. Flows without a storage have that
+        of the conversations. ``stepwell run --no-runs`` leaves the runs to other processes.
+
+        Example::
+
+            router.run_workers(flow, concurrency=4)
+        """
+        check(flows, "run_workers() needs the node flows whose runs it runs: router.run_workers(flow), got {}", flows)
+        for flow in flows:
+            check(
+                hasattr(flow, "submit") and hasattr(flow, "storage"),
+                "router.run_workers({}): pass node flows, NodeFlow(...)",
+                flow,
+            )
+        self._lifecycle.beside.append(WorkerOptions(flows, options))
+
+    def run_beside(self, make: Beside) -> None:
+        """Enter a block when the bot starts, and leave it when the bot stops: ``async with make(bot):``.
+
+        ``make`` is called with the client of the bot, and returns the block, an async context manager.
+
+        Example::
+
+            from contextlib import asynccontextmanager
+
+            @asynccontextmanager
+            async def connection(bot):
+                print("connected")
+                try:
+                    yield
+                finally:
+                    print("disconnected")
+
+            router.run_beside(connection)
+        """
+        check_function(make, "run_beside() takes a function of the bot that returns an async context manager, got {}")
+        self._lifecycle.beside.append(make)
+
+    @property
+    def lifecycles(self) -> Iterator[RunsBeside]:
+        """What this router and the included ones have beside their handlers, for the runners."""
+        seen: list[RunsBeside] = []
+        for each in (self, *self._included()):
+            if all(each._lifecycle is not other for other in seen):
+                seen.append(each._lifecycle)
+        return iter(seen)
+
     def scope(self, *filters: Filter | Condition) -> Router:
         """Return a router whose handlers have these filters too. They keep their order among this router's handlers."""
         inner = Router(self.fsm, send=self.send, remember=self.remember)
         inner._scope = self._scope + self._checked(filters)
         inner._routes, inner._error_handlers = self._routes, self._error_handlers
+        inner._lifecycle = self._lifecycle
         return inner
 
     def include(self, other: Router) -> None:
@@ -313,6 +399,13 @@ class Router:
 def _checked_remember(remember: Remember) -> Remember:
     check_choice(remember, ("changes", "answers"), 'remember must be "changes" or "answers", got {}')
     return remember
+
+
+def _checked_hook(name: str, function: S) -> S:
+    check_function(function, f"@router.{name} decorates a function, which may take the client of the bot, got {{}}")
+    if not takes(function, 0):
+        _check_function(function, "bot")
+    return function
 
 
 def _check_function(handler: Callable[..., Any], *arguments: str) -> None:

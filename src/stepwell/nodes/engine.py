@@ -2,6 +2,7 @@
 
 from stepwell.nodes.control.requests import answer
 from stepwell.nodes.graph.plan import graph_of, program_of
+from stepwell.nodes.queue.observers import is_queued, observe_submits
 from stepwell.nodes.run.errors import message_of
 from stepwell.nodes.run.ids import flow_of_wait
 from stepwell.nodes.run.monitor import OpenWait, Status, history, run_of, status
@@ -22,7 +23,9 @@ __all__ = [
     "flow_of_wait",
     "graph_of",
     "history",
+    "is_queued",
     "message_of",
+    "observe_submits",
     "program_of",
     "run_of",
     "status",

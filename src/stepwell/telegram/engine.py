@@ -1,7 +1,8 @@
 """The names of this package for the tools that start bots."""
 
 from stepwell.telegram.calls.client import TELEGRAM
+from stepwell.telegram.receiving.beside import flows_beside
 from stepwell.telegram.receiving.polling import call_at_start, collect_less_often
 from stepwell.telegram.receiving.webhook import Message, Receive, Send
 
-__all__ = ["TELEGRAM", "Message", "Receive", "Send", "call_at_start", "collect_less_often"]
+__all__ = ["TELEGRAM", "Message", "Receive", "Send", "call_at_start", "collect_less_often", "flows_beside"]

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
+import inspect
 import logging
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stepwell.botfile import hide_own_frames, load_router, started, watched_files, workers_of
+from stepwell.botfile import defines_main, hide_own_frames, load_module, load_router, started, watched_files, workers_of
+from stepwell.cli import signals
 from stepwell.cli.console import tell
 from stepwell.engine import when_available
 from stepwell.errors import UsageError
@@ -44,6 +47,8 @@ def run(file: str, *, storage: str | None, api: str | None, runs: bool, wait: bo
     set_up_logging()
     hide_own_frames()
     path = Path(file).resolve()
+    if defines_main(path):
+        return _run_main(path, storage=storage, api=api)
     router = load_router(path, storage or os.environ.get("STEPWELL_STORAGE"))
     workers = find_workers(path, router) if runs else []
     token = find_token(path.parent)
@@ -51,12 +56,34 @@ def run(file: str, *, storage: str | None, api: str | None, runs: bool, wait: bo
 
     async def poll() -> None:
         async with started(workers, wait_for_storage=wait):
-            on_start = partial(_tell_started, router, workers, "is running")
-            await run_polling(router, token, api=api, on_start=on_start, wait_for_storage=wait)
+            on_start = partial(_tell_started, router, workers, runs, "is running")
+            await run_polling(router, token, api=api, on_start=on_start, wait_for_storage=wait, run_workers=runs)
 
     collect_less_often()
     asyncio.run(poll())
     tell("Stopped.")
+    return 0
+
+
+def _run_main(path: Path, *, storage: str | None, api: str | None) -> int:
+    """Run the ``main()`` of a file without a router, which finds the options and the token in the environment."""
+    from stepwell.telegram import find_token
+
+    given = {"STEPWELL_STORAGE": storage, "BOT_API": api}
+    os.environ.update({name: value for name, value in given.items() if value is not None})
+    # It may get its token from another place.
+    with contextlib.suppress(UsageError):
+        os.environ["BOT_TOKEN"] = find_token(path.parent)
+    found = load_module(path).main()
+    if inspect.isawaitable(found):
+        with contextlib.suppress(signals.Terminated):
+            signals.run(_awaited(found))
+    tell("Stopped.")
+    return 0
+
+
+async def _awaited(found: Awaitable[object]) -> int:
+    await found
     return 0
 
 
@@ -107,7 +134,7 @@ def run_webhook(
 
     me = asyncio.run(register())
     _tell_started(
-        router, find_workers(path, router) if runs else [], f"serves the webhook {url} on {host} port {port}", me
+        router, find_workers(path, router) if runs else [], runs, f"serves the webhook {url} on {host} port {port}", me
     )
     environment = {
         **os.environ,
@@ -180,10 +207,13 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _tell_started(router: Router, workers: list[worker], what: str, me: dict[str, Any]) -> None:
+def _tell_started(router: Router, workers: list[worker], runs: bool, what: str, me: dict[str, Any]) -> None:
+    from stepwell.telegram.engine import flows_beside
+
     fsm = router.fsm
     assert fsm is not None
     flows = ", ".join(sorted(fsm.flows)) or "none"
-    names = ", ".join(sorted(flow._title() for each in workers for flow in each.flows))
-    runs = f" Runs: {names}." if names else ""
-    tell(f"@{me.get('username')} {what}. Storage: {fsm.storage.location}. Flows: {flows}.{runs} Ctrl-C stops it.")
+    run = [*(flow for each in workers for flow in each.flows), *(flows_beside(router) if runs else ())]
+    names = ", ".join(sorted(flow._title() for flow in run))
+    told = f" Runs: {names}." if names else ""
+    tell(f"@{me.get('username')} {what}. Storage: {fsm.storage.location}. Flows: {flows}.{told} Ctrl-C stops it.")

@@ -31,7 +31,9 @@ def add(commands: Commands) -> None:
     webhook.add_argument(
         "file", nargs="?", default="bot.py", help="the bot's file, beside which .env may have the token (not imported)"
     )
-    webhook.add_argument(
+    what = webhook.add_mutually_exclusive_group()
+    what.add_argument("--info", action="store_true", help="show it, and change nothing (the default)")
+    what.add_argument(
         "--delete", action="store_true", help="remove it, so that the bot can poll; waiting updates are kept"
     )
     webhook.add_argument(

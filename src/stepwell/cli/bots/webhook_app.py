@@ -64,7 +64,12 @@ def make_app() -> App:
     token = find_token()
     wait = "STEPWELL_NO_WAIT" not in os.environ
     app = webhook(
-        router, secret_token=webhook_secret(token), token=token, api=os.environ["BOT_API"], wait_for_storage=wait
+        router,
+        secret_token=webhook_secret(token),
+        token=token,
+        api=os.environ["BOT_API"],
+        wait_for_storage=wait,
+        run_workers="STEPWELL_NO_RUNS" not in os.environ,
     )
     return App(app, workers, wait_for_storage=wait)
 

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from time import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from stepwell.codec import decode_key
 from stepwell.codec.large import open_data, seal_data
 from stepwell.errors import EncodeError, InvalidOption, RecordExists, Unstorable, UsageError, VersionChanged
 from stepwell.nodes.graph.plan import program_of
 from stepwell.nodes.queue import partitions
 from stepwell.nodes.queue.children import tag_of
 from stepwell.nodes.queue.existing import act_on, digest_of, read_existing
+from stepwell.nodes.queue.observers import submitted
 from stepwell.nodes.queue.submission import Submission
 from stepwell.nodes.run import lease
 from stepwell.nodes.run.ids import check_flow_id, new_flow_id
@@ -232,6 +234,7 @@ class _Row:
         """Wake a worker for a run that was written, unless it starts later."""
         if change.queue is None:
             return
+        submitted(self._storage, self._title, decode_key(self._slot.address.key))
         if self._how.partition is not None:
             await partitions.promote(self._storage, self._title, partitions.encode(self._how.partition))
         else:

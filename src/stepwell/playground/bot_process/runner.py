@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import os
 import runpy
 import signal
 import sys
 import threading
+from collections.abc import Awaitable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from stepwell import open_storage
-from stepwell.botfile import defines_router, hide_own_frames, load_router, started, workers_of
+from stepwell.botfile import defines_main, defines_router, hide_own_frames, load_router, started, workers_of
 from stepwell.errors import UsageError
 from stepwell.fsm import Router, command
 from stepwell.nodes import worker
@@ -51,6 +53,10 @@ def main() -> None:
             names = vars(sys.modules[path.stem])
         else:
             names = _run_program(path)
+            if defines_main(path, as_program=True):
+                found = names["main"]()
+                if inspect.isawaitable(found):
+                    asyncio.run(_awaited(found))
             router = _router_of(path, names)
         if router is not None:
             asyncio.run(_poll(router, workers_of(router, names)))
@@ -65,6 +71,10 @@ def _run_program(path: Path) -> dict[str, Any]:
     program = sys.modules["__main__"] = ModuleType("__main__")
     vars(program).update(names)
     return names
+
+
+async def _awaited(found: Awaitable[object]) -> None:
+    await found
 
 
 def _router_of(path: Path, names: dict[str, Any]) -> Router | None:

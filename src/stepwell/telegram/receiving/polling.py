@@ -20,6 +20,7 @@ from stepwell.options import check_whole
 from stepwell.storage.transport.starting import when_available
 from stepwell.telegram.calls.client import TELEGRAM, BotClient
 from stepwell.telegram.calls.token import find_token
+from stepwell.telegram.receiving.beside import beside, prepared
 from stepwell.telegram.receiving.outcome import sender_for_timers
 from stepwell.telegram.receiving.poller import PAUSES, Poller
 from stepwell.telegram.sending.limits import SendLimits
@@ -46,6 +47,7 @@ async def run_polling(
     in_flight: int = 10_000,
     on_start: Callable[[dict[str, Any]], Any] | None = None,
     wait_for_storage: bool = True,
+    run_workers: bool = True,
 ) -> None:
     """Run a bot by long polling until SIGTERM or Ctrl-C::
 
@@ -62,6 +64,7 @@ async def run_polling(
     ``on_start(me)``: called with the bot's user before the first request for updates.
     ``wait_for_storage``: if the storage or Telegram is away at the start, log it and wait; with ``False``, raise its
     error.
+    ``run_workers``: run the workers of ``router.run_workers``; with ``False`` their runs are left to other processes.
 
     A signal lets running handlers finish; a second one cancels them, and their updates are handled after the next
     start. Raises ``BotApiError`` if the token is not valid, and ``UsageError`` if another process polls or a webhook is
@@ -79,7 +82,9 @@ async def run_polling(
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(sender_for_timers(router, poller.sender))
             entered = partial(_enter, stack, router.fsm, poller)
+            await stack.enter_async_context(prepared(router, client, wait=wait_for_storage))
             await when_available(entered, router.fsm.storage, wait=wait_for_storage)
+            await stack.enter_async_context(beside(router, client, runs=run_workers, wait=wait_for_storage))
             with _signals(poller):
                 if on_start is not None:
                     on_start(me)

@@ -23,6 +23,7 @@ from stepwell.telegram.calls.client import TELEGRAM, BotClient
 from stepwell.telegram.calls.reading import read_update
 from stepwell.telegram.calls.token import find_token
 from stepwell.telegram.receiving.aside import set_aside
+from stepwell.telegram.receiving.beside import beside, prepared
 from stepwell.telegram.receiving.outcome import TEMPORARY, Unfinished, chat_of, log_of_outages, sender_for_timers
 from stepwell.telegram.sending.limits import SendLimits
 from stepwell.telegram.sending.sender import OnSendError, Sender
@@ -58,6 +59,7 @@ def webhook(
     on_send_error: OnSendError | None = None,
     max_body: int = MAX_BODY,
     wait_for_storage: bool = True,
+    run_workers: bool = True,
 ) -> Webhook:
     """Return an ASGI application for a bot's webhook::
 
@@ -75,7 +77,8 @@ def webhook(
 
     ASGI's lifespan opens the machine and the client; where the server does not pass it on (a mounted application),
     use ``async with app:``. If the storage is away then, they log it and wait for it; with ``wait_for_storage=False``
-    they raise its error. Without ``token`` it is read as by ``run_polling``. Pass ``router.allowed_updates`` to
+    they raise its error. With ``run_workers=False`` the workers of ``router.run_workers`` are left to other processes.
+    Without ``token`` it is read as by ``run_polling``. Pass ``router.allowed_updates`` to
     setWebhook if handlers wait for reactions or members.
     """
     if not isinstance(router, Router) or router.fsm is None:
@@ -91,6 +94,7 @@ def webhook(
         secret_token,
         max_body=max_body,
         wait_for_storage=wait_for_storage,
+        run_workers=run_workers,
     )
 
 
@@ -128,6 +132,7 @@ class Webhook:
         *,
         max_body: int,
         wait_for_storage: bool,
+        run_workers: bool,
     ) -> None:
         self.router: Router = router
         self.sender: Sender = sender
@@ -135,7 +140,7 @@ class Webhook:
         self._client = client
         self._secret = secret_token.encode()
         self._max_body = max_body
-        self._waits = wait_for_storage
+        self._waits, self._runs = wait_for_storage, run_workers
         self._stack: contextlib.AsyncExitStack | None = None
         #: Deliveries by the hash of their content. Telegram repeats a slow delivery, and one whose response was lost.
         self._deliveries: dict[bytes, _Delivery] = {}
@@ -151,8 +156,11 @@ class Webhook:
             if self._client is not None:
                 await stack.enter_async_context(self._client)
             stack.enter_context(sender_for_timers(self.router, self.sender))
+            await stack.enter_async_context(prepared(self.router, self.sender.client, wait=self._waits))
             entered = partial(stack.enter_async_context, self.router.fsm)
             await when_available(entered, self.router.fsm.storage, wait=self._waits)
+            blocks = beside(self.router, self.sender.client, runs=self._runs, wait=self._waits)
+            await stack.enter_async_context(blocks)
             self._stack = stack.pop_all()
         return self
 
