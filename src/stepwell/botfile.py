@@ -100,10 +100,13 @@ def defines_main(path: Path, *, as_program: bool = False) -> bool:
 
     ``as_program``: also look for the call below ``if __name__ == "__main__"``, which an import skips.
     """
-    if not path.is_file():
+    try:
+        statements = ast.parse(path.read_bytes(), str(path)).body
+    except (OSError, SyntaxError, ValueError):
+        # Reported when it is imported.
         return False
     has_main = False
-    for each in ast.parse(path.read_bytes(), str(path)).body:
+    for each in statements:
         if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
             has_main = has_main or (each.name == "main" and _takes_nothing(each.args))
         if _bound_by(each) & {"router", "make_router"}:
