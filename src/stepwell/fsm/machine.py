@@ -111,7 +111,7 @@ class FSM(Machine):
         self.sliding = sliding
         self.subscribers: list[FSMSubscriber] = []
         self.send = send
-        self.formatting = Formatting.of(parse_mode, link_preview_options, "FSM")
+        self.formatting: Formatting | None = Formatting.of(parse_mode, link_preview_options, "FSM")
         self.deliveries: set[asyncio.Task[None]] = set()
         self.profile: type | None = profile
         self.update_id = update_id
