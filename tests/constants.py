@@ -20,6 +20,8 @@ NAMES = {
     "demo_script": "stepwell.cli.demo.script:SCRIPT",
     "executor_pauses": "stepwell.nodes.batch.executor:_PAUSES",
     "few_pieces": "stepwell.codec.pieces:_FEW",
+    "health_poll_age": "stepwell.nodes.workers.worker:POLL_AGE",
+    "health_request_timeout": "stepwell.dispatch.health:REQUEST_TIMEOUT",
     "hosts_checked_every": "stepwell.storage.postgres.hosts:CHECK_EVERY",
     "items_a_part": "stepwell.nodes.batch.durable:ITEMS_A_PART",
     "langgraph_linger": "stepwell.adapters.langgraph.ownership:_LINGER",

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
 from stepwell import open_storage
@@ -23,6 +24,7 @@ from stepwell.errors import UsageError
 from stepwell.record import RUNS
 from stepwell.telegram import BotClient
 from tests.reliability.raw_telegram import PAGES, RawTelegram
+from tests.until import until
 
 ROOT = Path(__file__).parents[2]
 README = re.search(
@@ -69,6 +71,23 @@ async def command(*arguments: str, folder: Path, **env: str) -> AsyncIterator[Co
             # Its workers too: they keep the pipe of its output open, and wait() waits for the end of the pipe.
             os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
+
+
+async def test_a_bot_that_polls_has_a_health_endpoint(tmp_path: Path) -> None:
+    (tmp_path / "bot.py").write_text(BOT)
+    async with BotAPI() as api:
+        bot, port = api.bot("my_bot"), free_port()
+        (tmp_path / ".env").write_text(f"BOT_TOKEN={bot.token}\n")
+        async with command("run", "bot.py", "--api", api.url, "--health", str(port), folder=tmp_path) as run:
+            await run.until("Ctrl-C stops it.")
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+                ready = await until(lambda: client.get("/health/ready"), lambda answer: answer.status_code == 200)
+                assert ready.json()["problems"] == []
+                answer = await client.get("/health/live")
+                assert (answer.status_code, answer.json()["live"]) == (200, True)
+                assert set(answer.json()["seconds_since"]) == {"request for updates", "poll", "write"}
+            assert await run.stop() == 0
+    assert main(["run", "bot.py", "--webhook", "https://bot.example.com/hook", "--health", "8081"]) == 1
 
 
 async def test_the_first_snippet_of_the_readme_runs(tmp_path: Path) -> None:

@@ -144,6 +144,8 @@ def _start(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     if options.command == "run":
         if not options.webhook and (options.host or options.port is not None or options.workers):
             raise UsageError("--host, --port and --workers need --webhook; a bot that polls does not listen")
+        if options.webhook and options.health is not None:
+            raise UsageError("--health is for a bot that polls; probe the port of the webhook instead")
         if options.reload:
             return run.reload(options.file, arguments)
         if options.webhook:
@@ -158,7 +160,14 @@ def _start(options: argparse.Namespace, arguments: Sequence[str]) -> int:
                 runs=options.runs,
                 wait=options.wait,
             )
-        return run.run(options.file, storage=options.storage, api=options.api, runs=options.runs, wait=options.wait)
+        return run.run(
+            options.file,
+            storage=options.storage,
+            api=options.api,
+            runs=options.runs,
+            wait=options.wait,
+            health=options.health,
+        )
     return play.run(
         options.file,
         storage=options.storage,
@@ -244,6 +253,12 @@ def _parser(*, operator: bool = True) -> _Parser:
         dest="wait",
         action="store_false",
         help="end with an error if the storage is away at the start, instead of waiting for it",
+    )
+    run_command.add_argument(
+        "--health",
+        type=port,
+        metavar="PORT",
+        help="serve /health/live and /health/ready on this port, for probes of an orchestrator",
     )
     run_command.add_argument(
         "--webhook",

@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Hashable
 from contextlib import aclosing
 from contextvars import Context, copy_context
 from functools import partial
+from time import monotonic
 
 from stepwell.dispatch import polling
 from stepwell.dispatch.sources import RecordSource
@@ -48,6 +49,8 @@ class Dispatcher:
         self._awake = asyncio.Event()
         #: When to ask again whether there is anything to serve, in loop time.
         self._tick_at = 0.0
+        #: When all sources were read without an error last, on the monotonic clock.
+        self.polled_at: float | None = None
 
     def start(self, source: RecordSource) -> None:
         """Serve a source from now on. Starting it again has no effect."""
@@ -109,6 +112,7 @@ class Dispatcher:
                 await self._probe()
             hot = [source for source in self._sources if source.hot and source.room() > 0]
             if not hot:
+                self.polled_at = monotonic()
                 return
             source = hot[0]
             self._sources.remove(source)
@@ -117,6 +121,7 @@ class Dispatcher:
             # Rounded up, so that each of them gets one when fewer tasks than sources may start.
             share = -(-source.limits[0].free // len(sharing))
             found = await source.permit(await source.find(min(share, source.room()), self._is_busy))
+            self.polled_at = monotonic()
             for address in found:
                 # It may have been stopped meanwhile.
                 if source in self._sources and not self._is_busy(address):

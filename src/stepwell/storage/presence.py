@@ -45,6 +45,8 @@ class Presence:
         self._names = list(names)
         self._counts = counts
         self._task: asyncio.Task[None] | None = None
+        #: When the record was written last, on the monotonic clock.
+        self.wrote_at: float | None = None
 
     def start(self) -> None:
         """Start writing. Without a sweep nothing would remove the records, so nothing is written."""
@@ -75,6 +77,7 @@ class Presence:
             try:
                 fields = seal.fields(process)
                 await storage.perform(Apply(address, Change(storage.ids(), head=head, set=fields, expiry=KEPT)))
+                self.wrote_at = monotonic()
             except StepwellError as error:
                 # Others report that the storage is unavailable.
                 logger.debug("the record of this process was not written: %s", error)

@@ -35,10 +35,11 @@ PORT = 8080
 CHECK_EVERY = 0.3
 
 
-def run(file: str, *, storage: str | None, api: str | None, runs: bool, wait: bool) -> int:
+def run(file: str, *, storage: str | None, api: str | None, runs: bool, wait: bool, health: int | None = None) -> int:
     """Run the bot by polling until SIGTERM or Ctrl-C, and return the exit code.
 
-    ``runs``: also run the runs that its handlers submit. ``wait``: wait for a storage that is away at the start.
+    ``health``: the port of the health endpoint. ``runs``: also run the runs that its handlers submit. ``wait``: wait
+    for a storage that is away at the start.
     """
     # Imported here because only these commands need the bot extra.
     from stepwell.telegram import find_token, run_polling
@@ -57,7 +58,15 @@ def run(file: str, *, storage: str | None, api: str | None, runs: bool, wait: bo
     async def poll() -> None:
         async with started(workers, wait_for_storage=wait):
             on_start = partial(_tell_started, router, workers, runs, "is running")
-            await run_polling(router, token, api=api, on_start=on_start, wait_for_storage=wait, run_workers=runs)
+            await run_polling(
+                router,
+                token,
+                api=api,
+                on_start=on_start,
+                wait_for_storage=wait,
+                run_workers=runs,
+                health=health,
+            )
 
     collect_less_often()
     asyncio.run(poll())

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from stepwell._secrets import quoted
 from stepwell.codec import decode_key
 from stepwell.dispatch import dispatcher_of
+from stepwell.dispatch.health import POLL_AGE, WRITE_AGE, Health
 from stepwell.dispatch.polling import poll
 from stepwell.errors import (
     Conflict,
@@ -182,11 +183,11 @@ class RunWorker:
                 stack.push_async_callback(asyncio.wait, [self._repairing])
             stack.push_async_callback(self._presence.stop)
 
-    async def run(self, *, wait_for_storage: bool = True) -> None:
+    async def run(self, *, wait_for_storage: bool = True, health: int | None = None) -> None:
         """Work until SIGTERM or Ctrl-C, then stop as at the end of ``async with``.
 
         If the storage is away at the start, log it and wait; with ``wait_for_storage=False``, raise its error, as
-        ``async with`` does.
+        ``async with`` does. ``health=8081``: serve ``/health/live`` and ``/health/ready`` on this port.
 
         The stop waits for nodes that suppress their cancellation, and for threads. A second SIGTERM, or a third Ctrl-C,
         ends the process without waiting.
@@ -195,6 +196,8 @@ class RunWorker:
         stopped = asyncio.Event()
         handled: list[signal.Signals] = []
         async with contextlib.AsyncExitStack() as stack:
+            if health is not None:
+                await stack.enter_async_context(self._health(health, stopped))
             await when_available(partial(stack.enter_async_context, self), self._storage, wait=wait_for_storage)
             try:
                 # Outside the main thread, or on Windows, Ctrl-C cancels the task instead.
@@ -207,6 +210,12 @@ class RunWorker:
                 for number in handled:
                     loop.remove_signal_handler(number)
             logger.info("stopping; the runs of this worker are interrupted, and the next worker continues them")
+
+    def _health(self, port: int, stopped: asyncio.Event) -> Health:
+        found = Health(port, stopped.is_set)
+        found.check("poll", lambda: dispatcher_of(self._storage).polled_at, POLL_AGE)
+        found.check("write", lambda: self._presence.wrote_at, WRITE_AGE, needed=False)
+        return found
 
     async def _take_up(self, source: RunSource, address: Address) -> bool:
         """Run one run to its end or its next wait, and log why it could not be. Return whether it was started."""

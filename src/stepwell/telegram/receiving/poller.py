@@ -8,6 +8,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Coroutine, Iterator, Sequence
 from itertools import count, takewhile
+from time import monotonic
 from typing import Any, NamedTuple
 
 from stepwell._backoff import backoff
@@ -118,9 +119,16 @@ class Poller:
         self._entered: int | None = None
         #: The tasks of updates that wait for their conversation.
         self._unclaimed: set[asyncio.Task[Any]] = set()
+        #: When Telegram has answered a request for updates last, on the monotonic clock.
+        self.polled_at: float | None = None
         self._stopping = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it fetches nothing more."""
+        return self._stopping.is_set()
 
     def stop(self) -> None:
         """Stop fetching and let running handlers finish. A second call cancels them."""
@@ -283,6 +291,7 @@ class Poller:
             pauses = PAUSES
             try:
                 found = await self._client.call("getUpdates", **params)
+                self.polled_at = monotonic()
             except BotUnavailable as error:
                 logger.warning("Telegram is unavailable, retrying: %s", error)
             except BotApiError as error:

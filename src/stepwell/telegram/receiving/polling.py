@@ -9,10 +9,13 @@ import logging
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from time import monotonic
 from typing import Any
 
 from stepwell._backoff import backoff
 from stepwell._secrets import quoted
+from stepwell.dispatch import dispatcher_of
+from stepwell.dispatch.health import POLL_AGE, WRITE_AGE, Health
 from stepwell.errors import BotUnavailable, InsideLoop, InvalidOption
 from stepwell.fsm import FSM, Router
 from stepwell.fsm.update import ON_REQUEST
@@ -22,7 +25,7 @@ from stepwell.telegram.calls.client import TELEGRAM, BotClient
 from stepwell.telegram.calls.token import find_token
 from stepwell.telegram.receiving.beside import beside, prepared
 from stepwell.telegram.receiving.outcome import sender_for_timers
-from stepwell.telegram.receiving.poller import PAUSES, Poller
+from stepwell.telegram.receiving.poller import PAUSES, POLL, Poller
 from stepwell.telegram.sending.limits import SendLimits
 from stepwell.telegram.sending.sender import OnSendError, Sender
 
@@ -48,6 +51,7 @@ async def run_polling(
     on_start: Callable[[dict[str, Any]], Any] | None = None,
     wait_for_storage: bool = True,
     run_workers: bool = True,
+    health: int | None = None,
 ) -> None:
     """Run a bot by long polling until SIGTERM or Ctrl-C::
 
@@ -65,6 +69,7 @@ async def run_polling(
     ``wait_for_storage``: if the storage or Telegram is away at the start, log it and wait; with ``False``, raise its
     error.
     ``run_workers``: run the workers of ``router.run_workers``; with ``False`` their runs are left to other processes.
+    ``health``: a port on which to serve ``/health/live`` and ``/health/ready``.
 
     A signal lets running handlers finish; a second one cancels them, and their updates are handled after the next
     start. Raises ``BotApiError`` if the token is not valid, and ``UsageError`` if another process polls or a webhook is
@@ -78,8 +83,12 @@ async def run_polling(
     client = client or BotClient(token or find_token(), api=api, limits=limits)
     try:
         poller = Poller(router, client, Sender(client, on_send_error=on_send_error), allowed, in_flight)
-        me = await call_at_start(client, "getMe", wait=wait_for_storage)
         async with contextlib.AsyncExitStack() as stack:
+            if health is not None:
+                await stack.enter_async_context(_health(health, router.fsm, poller))
+            me = await call_at_start(client, "getMe", wait=wait_for_storage)
+            # The first request for updates lasts until there is one.
+            poller.polled_at = monotonic()
             stack.enter_context(sender_for_timers(router, poller.sender))
             entered = partial(_enter, stack, router.fsm, poller)
             await stack.enter_async_context(prepared(router, client, wait=wait_for_storage))
@@ -92,6 +101,15 @@ async def run_polling(
     finally:
         if own:
             await client.close()
+
+
+def _health(port: int, fsm: FSM, poller: Poller) -> Health:
+    found = Health(port, lambda: poller.stopping)
+    # A request without updates takes this time.
+    found.check("request for updates", lambda: poller.polled_at, POLL + POLL_AGE)
+    found.check("poll", lambda: dispatcher_of(fsm.storage).polled_at, POLL_AGE, needed=False)
+    found.check("write", lambda: None if fsm._presence is None else fsm._presence.wrote_at, WRITE_AGE, needed=False)
+    return found
 
 
 async def call_at_start(client: BotClient, method: str, *, wait: bool, **params: Any) -> Any:
