@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TextIO
 
 import stepwell
 from stepwell.cli import demo
-from stepwell.cli.arguments import address, port, positive
+from stepwell.cli.arguments import add_hosts, address, port, positive
 from stepwell.cli.bots import play, run
 from stepwell.cli.signals import Terminated
 from stepwell.engine import displayed
@@ -212,16 +212,7 @@ def _parser(*, operator: bool = True) -> _Parser:
         "file",
         help="a file with a router or make_router(storage), or any bot that reads its Bot API address from BOT_API",
     )
-    play_command.add_argument(
-        "--host", default="127.0.0.1", help="the address to listen on (default: this machine only)"
-    )
-    play_command.add_argument(
-        "--allow-host",
-        metavar="NAME",
-        action="append",
-        default=[],
-        help="another host name or address that browsers may use; may be repeated",
-    )
+    add_hosts(play_command, "browsers")
     play_command.add_argument(
         "--limits", action="store_true", help="refuse messages above Telegram's limits with 429, as Telegram does"
     )

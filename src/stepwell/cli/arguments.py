@@ -11,10 +11,22 @@ from stepwell.engine import decode_value, quoted
 from stepwell.errors import InvalidOption, StepwellError
 from stepwell.operate.fields import check_text, is_json, split_field
 
-__all__ = ["address", "duration", "port", "positive", "stored_assignment", "stored_value"]
+__all__ = ["add_hosts", "address", "duration", "port", "positive", "stored_assignment", "stored_value"]
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def add_hosts(parser: argparse.ArgumentParser, who: str) -> None:
+    """Add ``--host`` and ``--allow-host`` to a command that serves pages or the Bot API to ``who``."""
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: this machine only)")
+    parser.add_argument(
+        "--allow-host",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help=f"another host name or address that {who} may use; may be repeated",
+    )
 
 
 def duration(text: str) -> float:

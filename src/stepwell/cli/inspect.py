@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import signal
 from typing import Any
 
 from stepwell import Storage
-from stepwell.cli.arguments import port
+from stepwell.cli import signals
+from stepwell.cli.arguments import add_hosts, port
 from stepwell.cli.code import flows_in
 from stepwell.cli.command import Commands, given_url, storage_of
 from stepwell.cli.console import tell
@@ -36,15 +36,8 @@ def add(commands: Commands) -> None:
     parser.add_argument(
         "--storage", metavar="URL", help="the storage (default: STEPWELL_STORAGE, else that of the code)"
     )
-    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: this machine only)")
+    add_hosts(parser, "browsers")
     parser.add_argument("--port", type=port, default=0, help="the port of the page (default: a free one)")
-    parser.add_argument(
-        "--allow-host",
-        metavar="NAME",
-        action="append",
-        default=[],
-        help="another host name or address that browsers may use; may be repeated",
-    )
     parser.add_argument("--allow-write", action="store_true", help="allow edits of records and runs")
 
 
@@ -88,9 +81,4 @@ async def _serve(options: argparse.Namespace, storage: Storage, flows: list[Any]
         tell(f"Showing {storage.location}. {mode}")
         print(f"\n  {server.url}\n", flush=True)
         tell("Open this link; it works in one browser. Ctrl-C stops the inspector.")
-        ended = asyncio.Event()
-        # On Windows Ctrl-C raises KeyboardInterrupt instead.
-        with contextlib.suppress(NotImplementedError):
-            for number in (signal.SIGINT, signal.SIGTERM):
-                asyncio.get_running_loop().add_signal_handler(number, ended.set)
-        await ended.wait()
+        await signals.stopped()

@@ -1,4 +1,4 @@
-"""SIGTERM stops a command as Ctrl-C does."""
+"""SIGTERM stops a command as Ctrl-C does, and a server runs until one of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
-__all__ = ["Terminated", "run"]
+__all__ = ["Terminated", "run", "stopped"]
 
 _Result = TypeVar("_Result")
 
@@ -43,3 +43,13 @@ async def _stoppable(work: Coroutine[Any, Any, _Result]) -> _Result:
         if stopped:
             raise Terminated from None
         raise
+
+
+async def stopped() -> None:
+    """Wait for SIGTERM or Ctrl-C, which then cancels nothing."""
+    ended = asyncio.Event()
+    # On Windows Ctrl-C raises KeyboardInterrupt instead.
+    with suppress(NotImplementedError):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    await ended.wait()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import signal
 import sys
 import threading
 from typing import TYPE_CHECKING
 
 from stepwell.botapi import NotPossible, WorldEvent, buttons_of
-from stepwell.cli.arguments import port
+from stepwell.cli import signals
+from stepwell.cli.arguments import add_hosts, port
 from stepwell.cli.command import Commands
 from stepwell.cli.console import say, tell
 from stepwell.engine import require
@@ -44,15 +44,8 @@ def add(commands: Commands) -> None:
         action="append",
         help="a bot, with a new token by default; may be repeated (default: my_bot)",
     )
-    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: this machine only)")
+    add_hosts(parser, "bots")
     parser.add_argument("--port", type=port, default=PORT, help=f"the port (default: {PORT}; 0: a free one)")
-    parser.add_argument(
-        "--allow-host",
-        metavar="NAME",
-        action="append",
-        default=[],
-        help="another host name or address that bots may use; may be repeated",
-    )
     parser.add_argument(
         "--limits", action="store_true", help="refuse messages above Telegram's limits with 429, as Telegram does"
     )
@@ -102,12 +95,7 @@ async def _serve(options: argparse.Namespace) -> None:
         )
         api.world.watch(_print)
         _read_lines(chats)
-        ended = asyncio.Event()
-        # On Windows Ctrl-C raises KeyboardInterrupt instead.
-        with contextlib.suppress(NotImplementedError):
-            for number in (signal.SIGINT, signal.SIGTERM):
-                asyncio.get_running_loop().add_signal_handler(number, ended.set)
-        await ended.wait()
+        await signals.stopped()
     finally:
         await api.__aexit__(None, None, None)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 from hashlib import sha256
 from pathlib import Path
 
+from stepwell.cli import signals
 from stepwell.cli.console import tell
 from stepwell.cli.storage_url import check_storage, history_path, place_of, state_url
 
@@ -54,9 +54,4 @@ async def _serve(
         tell(f"Running {file}; it restarts when its file changes. Its storage (STEPWELL_STORAGE) is {place}.")
         print(f"\n  {play.url}\n", flush=True)
         tell("Open this link; it works in one browser. Ctrl-C stops the playground. Output of the bot:")
-        ended = asyncio.Event()
-        # On Windows Ctrl-C raises KeyboardInterrupt instead.
-        with contextlib.suppress(NotImplementedError):
-            for number in (signal.SIGINT, signal.SIGTERM):
-                asyncio.get_running_loop().add_signal_handler(number, ended.set)
-        await ended.wait()
+        await signals.stopped()
