@@ -83,8 +83,8 @@ NAMES = {
     ],
     "stepwell.telegram": [
         "BotApiError", "BotBlocked", "BotClient", "BotUnavailable", "BroadcastResult", "InputFile", "SendLimits",
-        "Sender", "Webhook", "Writer", "broadcast", "cancel_broadcast", "find_token", "run_polling", "run_polling_sync",
-        "webhook",
+        "Sender", "Webhook", "Writer", "broadcast", "cancel_broadcast", "chat_stream", "find_token", "run_polling",
+        "run_polling_sync", "webhook",
     ],
     "stepwell.testing": [
         "Chat", "Clock", "FaultyStorage", "JournaledStorageContract", "KeyValueContract", "StorageContract",

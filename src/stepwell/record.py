@@ -27,6 +27,7 @@ __all__ = [
     "RATES",
     "RUNS",
     "SCHEDULES",
+    "SHOWN",
     "STREAMS",
     "TURN",
     "Address",
@@ -90,6 +91,8 @@ LOGS: Final = ReservedNamespace('"logs"')
 PROCESSES: Final = ReservedNamespace('"processes"')
 #: The values that the nodes of a run have written, with the flow id as key.
 STREAMS: Final = ReservedNamespace('"streams"')
+#: The messages that show texts while they are written, with what writes them as key.
+SHOWN: Final = ReservedNamespace('"shown"')
 #: Updates that were fetched and are not finished, with the bot's name as key.
 INBOX: Final = ReservedNamespace('"inbox"')
 #: Copies of damaged records, with (namespace, key) of the original as key.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -91,3 +92,39 @@ def test_a_broadcast_splits_its_text_and_sends_broken_markup_as_text() -> None:
 
     api = play(scene)
     assert [api.texts(chat) for chat in (USER, 43, 44)] == [PIECES, PIECES, ["<b>a"]]
+
+
+def test_a_stream_of_a_handler_completes_the_same_message_after_a_kill() -> None:
+    words = [f"word{number} " for number in range(200)]
+
+    async def scene(api: DocumentedAPI) -> None:
+        storage = MemoryStorage()
+        group = {"id": -7, "type": "group"}
+        message = {"message_id": 1, "date": 1, "chat": group, "from": {"id": USER}, "text": "Hi"}
+        update = Update({"update_id": 1, "message": message})
+
+        def make_router() -> Router:
+            router = Router(FSM("my_bot", storage=storage, flows=[]))
+
+            @router.on()
+            async def answer(ctx: Any) -> None:
+                async with ctx.stream() as out:
+                    for word in words:
+                        out.write(word)
+                        await asyncio.sleep(0.1)
+
+            return router
+
+        async with storage, BotClient(TOKEN, api=api.url) as client:
+            for seconds in (12, 60):
+                router = make_router()
+                assert router.fsm is not None
+                router.fsm.client = client
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(seconds):
+                        await Unfinished(update, client).process(router, Sender(client))
+                assert len(api.texts(-7)) == 1
+
+    api = play(scene)
+    assert api.texts(-7) == ["".join(words).rstrip()]
+    assert len(api.times("sendMessage")) == 1 and api.statuses() == {200}

@@ -10,6 +10,7 @@ from stepwell.telegram.calls.token import find_token
 from stepwell.telegram.receiving.polling import run_polling, run_polling_sync
 from stepwell.telegram.receiving.webhook import Webhook, webhook
 from stepwell.telegram.sending.broadcast import BroadcastResult, broadcast, cancel_broadcast
+from stepwell.telegram.sending.chat_stream import chat_stream
 from stepwell.telegram.sending.limits import SendLimits
 from stepwell.telegram.sending.sender import Sender
 from stepwell.texts import Writer
@@ -27,6 +28,7 @@ __all__ = [
     "Writer",
     "broadcast",
     "cancel_broadcast",
+    "chat_stream",
     "find_token",
     "run_polling",
     "run_polling_sync",

@@ -21,6 +21,8 @@ __all__ = ["Button", "ChatClient", "ChatThread", "OnRefused", "Telegram", "text_
 #: Gets a refused call and its error. It may be a coroutine function.
 OnRefused: TypeAlias = Callable[[dict[str, Any], BotApiError], Any]
 
+#: Methods that show something which is no message.
+_NOT_MESSAGES = ("sendChatAction", "sendMessageDraft", "sendRichMessageDraft")
 BOT_ID: int = 123456
 BOT: dict[str, Any] = {"id": BOT_ID, "is_bot": True, "first_name": "Bot", "username": "test_bot"}
 
@@ -258,7 +260,7 @@ class Telegram:
             thread = self._query_threads.get(call.get("callback_query_id", ""))
             if thread is not None:
                 self._note(thread, "Bot (notice)", call["text"])
-        elif method.startswith("send") and "chat_id" in call and method != "sendChatAction":
+        elif method.startswith("send") and "chat_id" in call and method not in _NOT_MESSAGES:
             topic = params.pop("message_thread_id", None)
             chat = self._chats.get(call["chat_id"], {"id": call["chat_id"]})
             return self._message(BOT, chat, topic, **params)

@@ -36,6 +36,9 @@ def read_markdown(text: str) -> FormattedText:
         logger.exception("a text in Markdown is sent as it is")
         return FormattedText(text, [])
     plain = plain.rstrip()
+    if not plain:
+        # Such as a list of links that nothing refers to.
+        return FormattedText(text, [])
     return FormattedText(plain, _valid([each.to_dict() for each in entities], units(plain)))
 
 

@@ -52,6 +52,7 @@ class Writer:
     be lost, then send them in their order.
 
     :param call: makes one attempt of a call: ``BotClient.try_call``. A retry would send a text that is out of date.
+        ``None`` shows nothing before the end.
     :param kind: ``"private"`` or ``"other"``; by default what the id of the chat says. A chat of a business connection
         is another one.
     :param draft_id: the id of the drafts, not 0. Telegram's update ``stopped_message_generation`` names it.
@@ -72,7 +73,7 @@ class Writer:
 
     def __init__(
         self,
-        call: MakeCall,
+        call: MakeCall | None,
         chat: int | str,
         *,
         thread: int | None = None,
@@ -83,7 +84,7 @@ class Writer:
         on_message_id: OnMessageId | None = None,
         params: Mapping[str, Any] | None = None,
     ) -> None:
-        check_function(call, "Writer(call) takes a function such as client.try_call, got {}")
+        check_function(call, "Writer(call) takes a function such as client.try_call, got {}", optional=True)
         check_function(on_message_id, "Writer(on_message_id=...) takes a function of an id, got {}", optional=True)
         check_choice(kind, ("private", "other", None), 'Writer(kind=...) must be "private" or "other", got {}')
         check(draft_id != 0, "Writer(draft_id={}): Telegram takes any number but 0", draft_id)
@@ -94,14 +95,16 @@ class Writer:
         is_user = isinstance(chat, int) and chat > 0
         if kind is None:
             kind = "private" if is_user and "business_connection_id" not in self._params else "other"
-        self._drafts = kind == "private"
-        self._every = DRAFT_EVERY if self._drafts else EDIT_EVERY if is_user else GROUP_EVERY
+        #: Whether the user sees drafts, not a message.
+        self.shows_drafts: bool = kind == "private"
+        self._every = DRAFT_EVERY if self.shows_drafts else EDIT_EVERY if is_user else GROUP_EVERY
         self._can_stop = can_stop
         #: The id of the drafts.
         self.draft_id: int = random.randrange(1, 2**31) if draft_id is None else draft_id
         #: The message that shows the text; ``None`` before it is sent, and in private chats.
         self.message_id: int | None = message_id
-        self._on_message_id = on_message_id
+        #: Gets the id of the message when it is sent.
+        self.on_message_id: OnMessageId | None = on_message_id
         self._parts: list[str] = []
         #: What the chat shows.
         self._shown: FormattedText | None = None
@@ -138,7 +141,7 @@ class Writer:
         """
         if self._closed:
             raise UsageError("this writer is closed; create another one for another text")
-        if self._task is None:
+        if self._task is None and self._call is not None:
             self._task = asyncio.create_task(self._run(), name="stepwell-writer")
 
     def write(self, text: str) -> None:
@@ -165,10 +168,14 @@ class Writer:
         """Send what was written as a message of its own, and begin a new text: before another message to the chat.
 
         Waits until Telegram has accepted it. Telegram removes a draft when a message is sent.
+
+        Raises ``UsageError`` for a writer that shows nothing.
         """
         await self._stop()
+        if self._call is None:
+            raise UsageError("flush() needs a function that makes calls: Writer(client.try_call, chat)")
         for call in self._last_calls(self.text, {}):
-            await self._send_for_good(call)
+            await self._send_for_good(self._call, call)
         self._closed, self._task, self._shown = False, None, None
         self._parts.clear()
         self._written.clear()
@@ -200,6 +207,9 @@ class Writer:
             return []
         formatting = {} if self._mode is None else {"parse_mode": self._mode}
         first, *others = fit([{"method": "sendMessage", **self._params, "text": text, **formatting, **more}])
+        for each in (first, *others):
+            # The default of a bot is not for texts whose formatting was read here.
+            each.setdefault("parse_mode", None)
         if self.message_id is None:
             return [first, *others]
         edited = {name: first[name] for name in _EDITED if name in first}
@@ -208,7 +218,7 @@ class Writer:
     async def _run(self) -> None:
         now = asyncio.get_running_loop().time
         failures = 0
-        if not self._drafts and self.message_id is None:
+        if not self.shows_drafts and self.message_id is None:
             await self._written.wait()
             await asyncio.sleep(FIRST_AFTER)
         while not self._closed:
@@ -233,7 +243,7 @@ class Writer:
         """Wait for new text. Return ``False`` if the same draft must be sent again before there is any."""
         self._written.clear()
         try:
-            async with asyncio.timeout(DRAFT_AGAIN if self._drafts else None):
+            async with asyncio.timeout(DRAFT_AGAIN if self.shows_drafts else None):
                 return await self._written.wait()
         except TimeoutError:
             return False
@@ -243,13 +253,15 @@ class Writer:
         text = self.text
         if not text.strip():
             # Telegram shows "Thinking..." for an empty draft.
-            return FormattedText("", []) if self._drafts else None
+            return FormattedText("", []) if self.shows_drafts else None
         entities: list[Entity] = []
         if self._mode is not None and not self._plain:
             # Markup that is not closed yet may not be readable. It is shown as it is.
             text, entities = read_formatting(text, self._mode) or (text, entities)
         pieces = [piece for piece in split(text, entities, first=MAX_TEXT - len(_MORE)) if piece[0].strip()]
-        if self._drafts or len(pieces) == 1:
+        if not pieces:
+            return None
+        if self.shows_drafts or len(pieces) == 1:
             return pieces[-1]
         beginning, entities = pieces[0]
         return FormattedText(beginning + _MORE, entities)
@@ -278,30 +290,32 @@ class Writer:
         return True
 
     async def _send(self, frame: FormattedText) -> None:
+        call = self._call
+        assert call is not None
         shown: dict[str, Any] = {"text": frame.text, **({"entities": frame.entities} if frame.entities else {})}
-        if self._drafts:
+        if self.shows_drafts:
             where = {name: self._params[name] for name in ("chat_id", "message_thread_id") if name in self._params}
             stop = {"can_stop": True} if self._can_stop else {}
-            await self._call("sendMessageDraft", **where, draft_id=self.draft_id, **shown, **stop)
+            await call("sendMessageDraft", **where, draft_id=self.draft_id, **shown, **stop)
         elif self.message_id is None:
-            sent = await self._call("sendMessage", **self._params, **shown)
+            sent = await call("sendMessage", **self._params, **shown)
             await self._note_message(sent["message_id"])
         else:
             about = {name: self._params[name] for name in _EDITED if name in self._params}
-            await self._call("editMessageText", message_id=self.message_id, **about, **shown)
+            await call("editMessageText", message_id=self.message_id, **about, **shown)
 
     async def _note_message(self, message_id: int | None) -> None:
         self.message_id = message_id
-        if self._on_message_id is not None:
-            result = self._on_message_id(message_id)
+        if self.on_message_id is not None:
+            result = self.on_message_id(message_id)
             if inspect.isawaitable(result):
                 await result
 
-    async def _send_for_good(self, call: dict[str, Any]) -> None:
+    async def _send_for_good(self, make: MakeCall, call: dict[str, Any]) -> None:
         failures = 0
         while True:
             try:
-                await make_call(self._call, call)
+                await make_call(make, call)
                 return
             except BotUnavailable as error:
                 failures += 1

@@ -20,11 +20,13 @@ from stepwell.fsm.conversation.framework_objects import PLAIN, as_plain
 from stepwell.fsm.conversation.history import HISTORY, entry_times, packed_times, with_entry
 from stepwell.fsm.conversation.missing_names import missing_name
 from stepwell.fsm.conversation.parameters import PARAMETERS, check_parameters
+from stepwell.fsm.conversation.stream import stream
 from stepwell.fsm.flows import typed
 from stepwell.fsm.flows.description import FlowDescription
 from stepwell.fsm.update import Update
 from stepwell.record import NO_HEAD, NOWHERE, Place
 from stepwell.slot import Slot
+from stepwell.texts import Writer
 
 __all__ = ["CLOSED", "Context", "Handler", "NoRecord"]
 
@@ -84,8 +86,8 @@ class Context(Generic[Data]):
     """
 
     __slots__ = (
-        "_album", "_calls", "_fsm", "_profile", "_record", "began", "duplicate", "entered", "key", "match", "moves",
-        "moves_emitted", "moves_hooked", "moves_saved", "result", "saved", "started", "update", "update_id",
+        "_album", "_calls", "_fsm", "_profile", "_record", "_streams", "began", "duplicate", "entered", "key", "match",
+        "moves", "moves_emitted", "moves_hooked", "moves_saved", "result", "saved", "started", "update", "update_id",
     )  # fmt: skip
 
     def __init__(self, fsm: Machine, update: Update, key: Any, record: Slot | NoRecord, *, collects: bool) -> None:
@@ -121,6 +123,8 @@ class Context(Generic[Data]):
         self._album: list[Any] | None = None
         # The decoded profile, once it was read.
         self._profile: dict[Any, Any] | None = None
+        # The number of streams that were begun.
+        self._streams = 0
 
     if not TYPE_CHECKING:
         # Type checkers would accept any name.
@@ -344,6 +348,7 @@ class Context(Generic[Data]):
         if self._calls is not None:
             self._calls.clear()
         self._profile = None
+        self._streams = 0
         del self.moves[self.moves_saved :]
         self.moves_emitted = min(self.moves_emitted, self.moves_saved)
         self.moves_hooked = 0
@@ -450,6 +455,26 @@ class Context(Generic[Data]):
         Raises ``UsageError`` if the update has no chat, or the bot has no client.
         """
         return self.bot.typing(action=action, every=every, **keys.params_of(self._where("typing")))
+
+    def stream(self, **params: Any) -> AbstractAsyncContextManager[Writer]:
+        """Answer with a text that the user sees grow while the block writes it::
+
+            @router.on(text())
+            async def ask(ctx):
+                async with ctx.stream() as out:
+                    async for token in model(ctx.text):
+                        out.write(token)
+
+        ``write`` never waits. The complete text is an answer of this handler: it is stored and sent like those of
+        ``answer``. ``params`` are parameters of ``sendMessage``. If the block raises, there is no answer. A handler
+        that runs again continues with the same message. A bot without a client shows nothing before the end.
+
+        Raises ``UsageError`` if the update has no chat.
+        """
+        where = keys.params_of(self._where("stream"))
+        self._streams += 1
+        what = None if self.update_id is None else (self._fsm.bot, self.update_id, self._streams)
+        return stream(self._fsm, self._collected(), {**where, **params}, what)
 
     # For the modules of this package
 
