@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, get_args, ove
 from stepwell._portal import sync
 from stepwell.errors import InsideLoop, Parked, RunBusy, UsageError
 from stepwell.nodes.control import requests, runs
+from stepwell.nodes.control.moving import At, fork
 from stepwell.nodes.control.options import (
     IfExists,
     OnCancel,
@@ -446,6 +447,7 @@ class NodeFlow(NodeGraph):
         *,
         status: requests.Retried = "failed",
         limit: int | None = None,
+        at: At | None = None,
         storage: Storage | str | None = None,
     ) -> int:
         """Put runs that have failed, are stuck or paused into the queue again, and return how many.
@@ -456,9 +458,54 @@ class NodeFlow(NodeGraph):
         :param flow_ids: the ids of the runs, or one id; by default all runs of ``status``.
         :param status: ``"failed"``, ``"stuck"`` or ``"paused"``.
         :param limit: the most runs to retry.
+        :param at: the node that the named runs go on with: the node, its class, or its path. The shared state stays,
+            and the visits are counted on, so a node that has completed gets another ``step().id``.
         """
         async with storage_for(self, storage) as found:
-            return await requests.retry(self, flow_ids, status, limit, storage=found)
+            return await requests.retry(self, flow_ids, status, limit, storage=found, at=at)
+
+    async def fork(
+        self,
+        run_id: str,
+        /,
+        *,
+        at: At,
+        shared: Mapping[str, Any] | None = None,
+        flow_id: str | None = None,
+        keep: Retention | None = None,
+        storage: Storage | str | None = None,
+    ) -> RunHandle:
+        """Put a new run into the queue that begins at a node, with the state of another run; that one stays as it is.
+
+        The other run is parked, sleeps, is paused or has ended, and its record is kept. The new run has its params, and
+        its shared state with the fields of ``shared`` changed::
+
+            handle = await flow.submit({"text": "a b"}, keep=60)
+            async with worker([flow]):
+                await handle.result(timeout=60)
+                fork = await flow.fork(handle.id, at="Read", shared={"text": "c d"})
+                await fork.result(timeout=60)
+
+        Raises ``UsageError`` if the other run still runs, or if a run cannot begin at this node: it is in a branch of a
+        parallel node, or inside a flow with a ``prep``. Raises ``RunExists`` if there is a run with the new id.
+
+        :param run_id: the id of the other run.
+        :param at: the node to begin with: the node, its class, or its path.
+        :param shared: the fields to change.
+        :param flow_id: the id of the new run; by default a new one.
+        :param keep: as for :meth:`submit`.
+        """
+        async with storage_for(self, storage) as found:
+            forked = await fork(
+                self,
+                flow_of_wait(run_id) or run_id,
+                at,
+                checked_shared(None if shared is None else dict(shared)),
+                storage=found,
+                flow_id=flow_id,
+                keep=self.keep if keep is None else checked_retention(keep),
+            )
+        return RunHandle(forked, self, storage)
 
     async def status(self, flow_id: str, *, storage: Storage | str | None = None) -> monitor.Run:
         """Return the status of a run in any process, from its storage; raise ``UnknownRun`` if there is none."""

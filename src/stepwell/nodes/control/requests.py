@@ -28,7 +28,7 @@ from stepwell.errors import (
     Unstorable,
     UsageError,
 )
-from stepwell.nodes.control import runs, undoing
+from stepwell.nodes.control import moving, runs, undoing
 from stepwell.nodes.control.fitting import fitting_answer, fitting_signal
 from stepwell.nodes.graph.building import NodeGraph
 from stepwell.nodes.graph.plan import program_of
@@ -289,9 +289,17 @@ async def _pause_held(slot: Slot, flow_id: str) -> None:
 
 
 async def retry(
-    flow: BaseFlow, flow_ids: Iterable[str] | None, status: Retried, limit: int | None, *, storage: Storage
+    flow: BaseFlow,
+    flow_ids: Iterable[str] | None,
+    status: Retried,
+    limit: int | None,
+    *,
+    storage: Storage,
+    at: moving.At | None = None,
 ) -> int:
-    """Put failed, stuck or paused runs into their queue again, and return how many."""
+    """Put failed, stuck or paused runs into their queue again, and return how many. ``at``: the node to begin with."""
+    if at is not None and flow_ids is None:
+        raise InvalidOption("at= moves the runs that you name: retry(flow_id, at=node)")
     check_choice(status, get_args(Retried), "status={}: choose 'failed', 'stuck' or 'paused'")
     check_whole(limit, "limit={}: give a whole number, or None", least=0, optional=True)
     if isinstance(flow_ids, str):
@@ -304,7 +312,7 @@ async def retry(
         for flow_id in flow_ids:
             if limit is not None and retried >= limit:
                 break
-            retried += await _retry(flow, flow_id, get_args(Retried), storage=storage, named=True)
+            retried += await _retry(flow, flow_id, get_args(Retried), storage=storage, named=True, at=at)
         return retried
     async for run in monitor.runs(storage, flow._title(), status, revision=flow.revision):
         if limit is not None and retried >= limit:
@@ -333,7 +341,13 @@ async def _check_exist(storage: Storage, flow_ids: Iterable[str]) -> None:
 
 
 async def _retry(
-    flow: BaseFlow, flow_id: str, statuses: Collection[str], *, storage: Storage, named: bool = False
+    flow: BaseFlow,
+    flow_id: str,
+    statuses: Collection[str],
+    *,
+    storage: Storage,
+    named: bool = False,
+    at: moving.At | None = None,
 ) -> bool:
     """Put a run into its queue again. ``named``: raise ``UsageError`` if its parent was cancelled, else skip it."""
     try:
@@ -342,7 +356,7 @@ async def _retry(
             if table is None or table["status"] not in statuses:
                 return False
             _check_flow(flow, flow_id, slot.place, "retried")
-            if table["status"] == "failed" and "undone" in table:
+            if at is None and table["status"] == "failed" and "undone" in table:
                 if named:
                     raise runs.undone_error(flow_id)
                 return False
@@ -356,7 +370,10 @@ async def _retry(
             index = flow_index(slot.place.flow or "", slot.place.revision or 1)
             partition = table.get("partition")
             queue = Queue(index, table.get("priority", 0))
-            await lease.retry(slot, queue if partition is None else partitions.queue_of(flow._title(), partition))
+            parts = None if at is None else await moving.move(flow, slot, at)
+            if partition is not None:
+                queue = partitions.queue_of(flow._title(), partition)
+            await lease.retry(slot, queue, parts)
     except (Busy, LeaseLost):
         # Another process resumes it. The claim is lost if this process was suspended.
         return False

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from stepwell.nodes.history import HISTORY
-from stepwell.nodes.run.table import Retention, end_timers, run_table, set_table, timeout_timer
+from stepwell.nodes.run.table import PARAMS, Retention, end_timers, run_table, set_table, timeout_timer
 from stepwell.options import check_text
 from stepwell.record import DAY, RUNS, Address, Queue, Stored
 from stepwell.slot import Slot
@@ -50,7 +50,7 @@ async def cancel(slot: Slot, reason: str | None) -> None:
     set_table(slot, table)
     stored: Stored | None = await slot.storage.perform(Get(slot.address, parts=True))
     found = (stored.parts or {}) if stored is not None else {}
-    names = tuple(name for name in found if not name.startswith(HISTORY))
+    names = tuple(name for name in found if not name.startswith((HISTORY, PARAMS)))
     await slot.commit(timers=end_timers(table, slot.time()), expiry=expiry, queue=None, dropped_parts=names)
 
 
@@ -64,8 +64,8 @@ async def pause(slot: Slot, mail: Iterable[str]) -> None:
     await slot.commit(timers={}, queue=None, dropped_parts=tuple(mail))
 
 
-async def retry(slot: Slot, queue: Queue) -> None:
-    """Commit that a run waits in a queue to continue at its position, and release it."""
+async def retry(slot: Slot, queue: Queue, parts: Mapping[str, Any] | None = None) -> None:
+    """Commit that a run waits in a queue to continue at its position, with these parts, and release it."""
     table = run_table(slot)
     if table["status"] in ("failed", "stuck"):
         # Somebody has decided to go on, whatever time has passed.
@@ -75,7 +75,7 @@ async def retry(slot: Slot, queue: Queue) -> None:
     if table["before"] == "queued":
         del table["before"]
     set_table(slot, table)
-    await slot.commit(timers=timeout_timer(table), queue=queue)
+    await slot.commit(timers=timeout_timer(table), queue=queue, parts=parts)
 
 
 async def interrupt(slot: Slot) -> None:

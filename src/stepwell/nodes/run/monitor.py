@@ -142,6 +142,8 @@ class Run:
     tags: Mapping[str, str] = field(default_factory=dict)
     #: How it ends when its nodes are undone, while they are undone.
     undoing: Ending | None = None
+    #: The id of the run that it was forked from.
+    forked_from: str | None = None
     #: The last 100 visits of nodes that were undone, the newest last.
     undone: tuple[UndoneNode, ...] = ()
 
@@ -249,6 +251,7 @@ def _run(flow_id: str, head: OpenedHead, address: Address, stored: Stored | Entr
         recoveries=table.get("recoveries", 0),
         tags=tags_in(stored.tags),
         undoing=table["undo"]["ends"] if "undo" in table else None,
+        forked_from=table.get("forked"),
         undone=tuple(UndoneNode(*each) for each in table.get("undone", ())),
     )
 

@@ -8,10 +8,13 @@ from typing import Any
 from stepwell.codec.large import in_thread, is_large
 from stepwell.errors import EncodeError, Unstorable
 from stepwell.nodes.history import HISTORY
-from stepwell.nodes.run.table import MAIL, REPLY, owner_of_part
+from stepwell.nodes.run.table import MAIL, PARAMS, REPLY, owner_of_part
 from stepwell.slot import Sealed, Slot
 
 __all__ = ["RunParts", "is_inside"]
+
+#: How the names of parts begin that a run has when it has ended.
+_KEPT = (HISTORY, PARAMS, REPLY)
 
 #: RunParts by name; ``None`` drops a part.
 Pending = dict[str, Sealed | None]
@@ -62,11 +65,11 @@ class RunParts:
     def drop(self, path: str) -> None:
         """Drop the parts of a node and of the nodes inside it with the next commit; "" is the whole run.
 
-        The history of a run and its replies stay as long as the run.
+        The history of a run, its replies and its params stay as long as the run, the params for a fork of it.
         """
         for owner in [owner for owner in self.loaded if not path or is_inside(owner, path)]:
             names = self.loaded.pop(owner)
-            self.pending.update(dict.fromkeys(name for name in names if not name.startswith((HISTORY, REPLY))))
+            self.pending.update(dict.fromkeys(name for name in names if not name.startswith(_KEPT)))
 
     def drop_old(self, path: str, name: str) -> None:
         """Drop a part of a node with the next commit, if there is one of this name."""

@@ -61,7 +61,7 @@ _ANY_VALUES: Final = frozenset({"open", "lines", "rechecks"})
 #: Seconds after which a worker reports the end of a child run to its parent, if its own runner was killed before.
 REPORT: Final = 5.0
 #: The entries of a table that say how a run was submitted.
-_SUBMITTED: Final = ("partition", "priority", "parent", "above", "input", "timeout")
+_SUBMITTED: Final = ("partition", "priority", "parent", "above", "input", "timeout", "forked")
 #: ``False``: remove a finished run. ``True``: keep it. A number: keep it for that many seconds.
 Retention = bool | float
 
@@ -205,6 +205,8 @@ class _Table(TypedDict):
     above: NotRequired[list[list[str]]]
     #: A digest of the data that it was submitted with.
     input: NotRequired[str]
+    #: The run that it was forked from.
+    forked: NotRequired[str]
     #: The seconds after which the run is cancelled, and when that is.
     timeout: NotRequired[tuple[float, float]]
     #: When a debounced run was submitted first.
