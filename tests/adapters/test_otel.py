@@ -16,11 +16,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from stepwell import MemoryStorage, SQLiteStorage, Storage
 from stepwell.adapters.otel import instrument
-from stepwell.errors import StorageClosed
+from stepwell.errors import Parked, StorageClosed
 from stepwell.fsm import FSM, Flow, Router, state, text
-from stepwell.nodes import BatchNode, Node, linear
+from stepwell.nodes import BatchNode, Node, Wait, linear, step, worker
 from stepwell.testing import Chat, Clock
 from tests.constants import Constants
+from tests.until import until
 
 SECRET = "a text of the user"
 
@@ -196,3 +197,53 @@ async def test_a_run_its_nodes_and_its_batches(telemetry: Telemetry, tmp_path: A
     assert outcomes == {"started": 1, "finished": 1}
     for span in telemetry.exporter.get_finished_spans():
         assert SECRET not in span.to_json()
+
+
+async def test_a_submitted_run_and_its_child_continue_the_trace_of_the_caller(telemetry: Telemetry) -> None:
+    storage = MemoryStorage()
+    child = linear(Node(name="inner"), name="child", storage=storage)
+
+    class Start(Node):
+        async def exec(self, prep_res: Any) -> None:
+            await step().child(child, id="one")
+
+    flow = linear(Start(name="start"), name="parent", storage=storage)
+    with telemetry.tracers.get_tracer("tests").start_as_current_span("request") as request:
+        handle = await flow.submit()
+    async with worker([flow, child]):
+        await handle.result(timeout=60)
+        await until(lambda: "run child" in telemetry.spans)
+    spans = telemetry.spans
+    assert parent_of(spans["run parent"], request)  # type: ignore[arg-type]
+    assert parent_of(spans["run child"], spans["node start"])
+    traces = {span.get_span_context().trace_id for name, span in spans.items() if name != "storage batch"}
+    assert len(traces) == 1
+    (point, *_) = telemetry.metrics()["stepwell.run.wait"]
+    assert point.count >= 1
+    assert 0 <= point.sum < 60
+
+
+async def test_a_run_that_has_waited_links_to_its_execution_before(telemetry: Telemetry) -> None:
+    flow = linear(Wait("answer"), name="asking", storage=MemoryStorage())
+    tracer = telemetry.tracers.get_tracer("tests")
+    with tracer.start_as_current_span("request") as request:
+        handle = await flow.submit()
+    async with worker([flow]):
+        await until(handle.status, lambda run: run.status == "parked")
+        with tracer.start_as_current_span("answer") as answer:
+            assert await flow.answer(handle.id, "yes", run=True) == {"answer": "yes"}
+    first, second = [span for span in telemetry.exporter.get_finished_spans() if span.name == "run asking"]
+    for span in (first, second):
+        assert parent_of(span, request)  # type: ignore[arg-type]
+    waits = [span for span in telemetry.exporter.get_finished_spans() if span.name == "node answer"]
+    assert parent_of(waits[0], first)
+    linked = {link.context.span_id for link in second.links}
+    assert linked == {waits[0].get_span_context().span_id, answer.get_span_context().span_id}
+
+
+async def test_no_span_stays_the_current_one_after_a_run_has_parked(telemetry: Telemetry) -> None:
+    flow = linear(Wait("answer"), name="asking", storage=MemoryStorage())
+    with pytest.raises(Parked):
+        await flow.run({}, flow_id="r")
+    assert not trace.get_current_span().get_span_context().is_valid
+    assert {"run asking", "node answer"} <= set(telemetry.spans)

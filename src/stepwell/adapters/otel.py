@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from stepwell import fsm, nodes
 from stepwell.engine import RunBatch, observe_batches, require
 from stepwell.errors import LeaseLost
+from stepwell.nodes.engine import carry_trace
 
 if TYPE_CHECKING:
     from contextvars import Token
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 otel_context: Any = require("opentelemetry.context", "otel", distribution="opentelemetry-api", minimum="1.25")
 otel_metrics: Any = require("opentelemetry.metrics", "otel")
 otel_trace: Any = require("opentelemetry.trace", "otel")
+otel_propagation: Any = require("opentelemetry.trace.propagation.tracecontext", "otel")
 
 __all__ = ["instrument"]
 
@@ -51,13 +53,30 @@ def instrument(
     spans = OpenSpans(otel_trace.get_tracer("stepwell", stepwell.__version__, tracer_provider=tracer_provider))
     meter = otel_metrics.get_meter("stepwell", stepwell.__version__, meter_provider=meter_provider)
     updates, runs, batches = UpdateTelemetry(spans, meter), RunTelemetry(spans, meter), BatchTelemetry(spans, meter)
-    ends = [fsm.subscribe(updates), nodes.subscribe(runs), observe_batches(batches)]
+    ends = [fsm.subscribe(updates), nodes.subscribe(runs), observe_batches(batches), carry_trace(_traceparent)]
 
     def stop() -> None:
         for end in ends:
             end()
 
     return stop
+
+
+def _traceparent() -> str | None:
+    """Return the context of the current span as text."""
+    carrier: dict[str, str] = {}
+    otel_propagation.TraceContextTextMapPropagator().inject(carrier)
+    return carrier.get("traceparent")
+
+
+def _context_of(trace: str | None) -> Context | None:
+    """Return the context that a run has stored."""
+    if trace is None:
+        return None
+    context: Context = otel_propagation.TraceContextTextMapPropagator().extract(
+        {"traceparent": trace}, otel_context.Context()
+    )
+    return context
 
 
 class OpenSpan(NamedTuple):
@@ -68,6 +87,9 @@ class OpenSpan(NamedTuple):
     context: Context
     #: Restores the context from before it.
     token: Token[Any]
+    #: What the open spans inside it are about, and what the span around it is about.
+    inner: set[object]
+    outer: object
 
 
 class OpenSpans:
@@ -77,12 +99,36 @@ class OpenSpans:
         self._tracer = tracer
         self._open: dict[object, OpenSpan] = {}
 
-    def start(self, about: object, name: str, attributes: dict[str, Any], *, inside: object = None) -> None:
-        """Start a span, as the current one, so that spans of the user's code are its children."""
+    def start(
+        self,
+        about: object,
+        name: str,
+        attributes: dict[str, Any],
+        *,
+        inside: object = None,
+        trace: str | None = None,
+        link: str | None = None,
+    ) -> None:
+        """Start a span, as the current one, so that spans of the user's code are its children.
+
+        ``trace``: the stored context that it continues, with a link to the present one. ``link``: another one.
+        """
         parent = self._open.get(inside)
-        span = self._tracer.start_span(name, context=parent and parent.context, attributes=attributes)
-        context = otel_trace.set_span_in_context(span, parent and parent.context)
-        self._open[about] = OpenSpan(span, context, otel_context.attach(context))
+        around = parent and parent.context
+        links = [] if link is None else [otel_trace.get_current_span(_context_of(link)).get_span_context()]
+        if trace is not None:
+            links.append(otel_trace.get_current_span().get_span_context())
+            around = _context_of(trace)
+        span = self._tracer.start_span(
+            name,
+            context=around,
+            attributes=attributes,
+            links=[otel_trace.Link(each) for each in links if each.is_valid],
+        )
+        context = otel_trace.set_span_in_context(span, around)
+        self._open[about] = OpenSpan(span, context, otel_context.attach(context), set(), inside)
+        if parent is not None:
+            parent.inner.add(about)
 
     def add(self, about: object, **attributes: Any) -> None:
         found = self._open.get(about)
@@ -100,6 +146,11 @@ class OpenSpans:
         found = self._open.pop(about, None)
         if found is None:
             return
+        # The node at which a run parks has no event of its end.
+        for inner in list(found.inner):
+            self.end(inner)
+        if found.outer in self._open:
+            self._open[found.outer].inner.discard(about)
         found.span.end()
         if otel_trace.get_current_span() is found.span:
             # Otherwise the end is in another task than the start, which has a context of its own.
@@ -193,6 +244,8 @@ class RunTelemetry:
         self._items = meter.create_counter("stepwell.items", "{item}", "Items of batches that ended")
         self._duration = meter.create_histogram("stepwell.node.duration", "s", "Duration of nodes")
         self._lost = meter.create_counter("stepwell.leases.lost", "{lease}", "Leases lost to another worker")
+        self._waited = meter.create_histogram("stepwell.run.wait", "s", "Wait of submitted runs in their queue")
+        self._recovered = meter.create_counter("stepwell.runs.recovered", "{run}", "Runs whose runner had died")
 
     def __call__(self, event: nodes.Event) -> None:
         flow = {"stepwell.flow": event.flow}
@@ -206,7 +259,12 @@ class RunTelemetry:
             self._items.add(1, node | {"stepwell.outcome": happened})
         elif event.kind == "run.started":
             self._runs.add(1, flow | {"stepwell.outcome": happened})
-            self._spans.start(run, f"run {event.flow}", flow | {"stepwell.flow_id": event.flow_id})
+            if event.waited is not None:
+                self._waited.record(event.waited, flow)
+            if event.recoveries:
+                self._recovered.add(1, flow)
+            attributes = flow | {"stepwell.flow_id": event.flow_id}
+            self._spans.start(run, f"run {event.flow}", attributes, trace=event.trace, link=event.link)
         elif subject == "run":
             self._runs.add(1, flow | {"stepwell.outcome": happened})
             if isinstance(event.error, LeaseLost):

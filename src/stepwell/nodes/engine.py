@@ -1,6 +1,7 @@
 """The names of node flows for adapters and tools: how runs are taken from queues, stored and shown."""
 
 from stepwell.nodes.control.requests import answer
+from stepwell.nodes.events import carry_trace
 from stepwell.nodes.graph.plan import graph_of, program_of
 from stepwell.nodes.queue.observers import is_queued, observe_submits
 from stepwell.nodes.run.errors import message_of
@@ -18,6 +19,7 @@ __all__ = [
     "RunTasks",
     "Status",
     "answer",
+    "carry_trace",
     "durable_step",
     "flow_of_index",
     "flow_of_wait",

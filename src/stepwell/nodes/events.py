@@ -16,7 +16,7 @@ from stepwell.options import check_function, check_not_async
 if TYPE_CHECKING:
     from stepwell.nodes.walk.execution import Cursor, Emit, EventKind
 
-__all__ = ["Event", "Subscriber", "add_subscriber", "emitter", "subscribe"]
+__all__ = ["Event", "Subscriber", "add_subscriber", "carry_trace", "current_trace", "emitter", "subscribe"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -57,11 +57,41 @@ class Event:
     parked: Parked | None = None
     #: The nodes and edges of the flow (of ``run.started``).
     graph: FlowGraph | None = None
+    #: The seconds that a submitted run has waited in its queue (of its first ``run.started``).
+    waited: float | None = None
+    #: How often the runner of the run has died since its last completed node (of ``run.started``).
+    recoveries: int = 0
+    #: The W3C ``traceparent`` of the call that has submitted or started the run, and that of the run before it parked
+    #: or its runner stopped (of ``run.started`` of a stored run, if :mod:`stepwell.adapters.otel` was in use then).
+    trace: str | None = None
+    link: str | None = None
 
 
 Subscriber = Callable[[Event], object]
 
 _subscribers: list[Subscriber] = []
+#: Returns the ``traceparent`` of the current span.
+_tracers: list[Callable[[], str | None]] = []
+
+
+def carry_trace(tracer: Callable[[], str | None]) -> Callable[[], None]:
+    """Store with each new run what ``tracer()`` returns, for :attr:`Event.trace`. Return a function that ends it.
+
+    Example::
+
+        from stepwell.nodes.engine import carry_trace
+
+        end = carry_trace(lambda: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+        await flow.submit({}, flow_id="order-42")
+        end()
+    """
+    _tracers.append(tracer)
+    return lambda: _tracers.remove(tracer)
+
+
+def current_trace() -> str | None:
+    """Return the current trace context, or ``None`` if there is none."""
+    return _tracers[-1]() if _tracers else None
 
 
 def subscribe(subscriber: Subscriber) -> Callable[[], None]:

@@ -63,7 +63,7 @@ class Slot(Lease):
 
     __slots__ = (
         "_deleted", "_memo_json", "_seal", "_stored", "_stored_head", "data", "deadline", "decoded", "expires_at",
-        "head", "memo_limit", "queue", "tags", "version",
+        "head", "memo_limit", "queue", "tags", "version", "written_at",
     )  # fmt: skip
 
     def __init__(self, storage: Storage, namespace: str, key: Any, *, wait: float = 60.0, lease: float = 30.0) -> None:
@@ -89,6 +89,8 @@ class Slot(Lease):
         #: Times on the backend's clock, in seconds since 1970.
         self.expires_at: float | None = None
         self.deadline: float | None = None
+        #: When the loaded record was written last.
+        self.written_at: float = 0.0
         self.tags: tuple[str, ...] = ()
         self.queue: Queue | None = None
         self._seal: Seal = storage.seal(self.address)
@@ -455,7 +457,7 @@ class Slot(Lease):
         texts = stored.fields
         prints: dict[str, bytes] = {}
         self.version, self.expires_at, self.deadline = stored.version, stored.expires_at, stored.deadline
-        self.tags, self.queue = stored.tags, stored.queue
+        self.tags, self.queue, self.written_at = stored.tags, stored.queue, stored.written_at
         try:
             if stored.head is not None:
                 self.head = self._stored_head = self._seal.open_head(stored.head)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from stepwell._secrets import quoted
 from stepwell.errors import Conflict, LeaseLost, RunCancelled, RunFailed, RunPaused, RunStuck, StorageError
 from stepwell.nodes.control import undoing
+from stepwell.nodes.events import current_trace
 from stepwell.nodes.queue import children
 from stepwell.nodes.run import deaths, lease
 from stepwell.nodes.run.branch import Park
@@ -39,6 +40,9 @@ async def execute(run: Execution, journal: Journal, params: Mapping[str, Any]) -
             try:
                 await _run_to_end(run, journal, params)
             except Park:
+                # The next execution links to this one.
+                if (trace := current_trace()) is not None:
+                    journal.submitted["span"] = trace
                 parked = await _last_commit(run, journal.park())
                 if parked is not None:
                     run.end("run.parked", parked=parked)

@@ -31,6 +31,7 @@ from stepwell.nodes.control.ending import commit_cancelled, execute, execute_und
 from stepwell.nodes.control.fitting import fitting_answer
 from stepwell.nodes.control.undoing import begin
 from stepwell.nodes.deploy.loading import load, load_queued, load_undoing
+from stepwell.nodes.events import current_trace
 from stepwell.nodes.graph.plan import program_of
 from stepwell.nodes.queue import children, partitions
 from stepwell.nodes.run import deaths, lease, waits
@@ -102,6 +103,8 @@ async def start(
                     await slot.confirm()
                     raise RunExists(flow_id) if if_exists == "raise" else RunFinished(flow_id)
                 journal = Journal(slot, program, flow._title(), flow_id, shared)
+                if (trace := current_trace()) is not None:
+                    journal.submitted["trace"] = trace
                 await journal.begin(params, keep)
                 return await execute(run, journal, params)
         except Busy as busy:
@@ -250,7 +253,7 @@ async def _continue(
     try:
         journal.status = "running"
         await journal.save(slot.state or "", queue=KEEP if slot.queue is None else None)
-        return await execute(new_execution(program, flow_id), journal, params)
+        return await execute(_began(new_execution(program, flow_id), journal), journal, params)
     finally:
         deaths.end_suspect(journal)
 
@@ -346,8 +349,25 @@ async def _take(
     await _obey(journal, by_worker, new_execution)
     if "partition" in table:
         await partitions.acquire(journal.slot, journal.flow_id, journal.flow, table)
+    # With a delay, the time of its end; a run with a timeout has that as its deadline, too.
+    slot = journal.slot
+    delayed = slot.queue is None and slot.deadline is not None
+    since = max(slot.written_at, slot.deadline if delayed and slot.deadline else 0.0)
+    waited = max(slot.now - since, 0.0)
     await journal.begin(params, journal.keep, queued=True)
-    return await execute(new_execution(journal.program, journal.flow_id), journal, params)
+    return await execute(_began(new_execution(journal.program, journal.flow_id), journal, waited), journal, params)
+
+
+def _began(run: Execution, journal: Journal, waited: float | None = None) -> Execution:
+    """Give the first event of an execution what is known about the run. ``waited``: the seconds in its queue."""
+    submitted = journal.submitted
+    run.beginning = {
+        "waited": waited,
+        "recoveries": journal.recoveries,
+        "trace": submitted.get("trace"),
+        "link": submitted.get("span"),
+    }
+    return run
 
 
 def _check_timeout(journal: Journal) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from stepwell.codec import decode_key
 from stepwell.codec.large import open_data, seal_data
 from stepwell.errors import EncodeError, InvalidOption, RecordExists, Unstorable, UsageError, VersionChanged
+from stepwell.nodes.events import current_trace
 from stepwell.nodes.graph.plan import program_of
 from stepwell.nodes.queue import partitions
 from stepwell.nodes.queue.children import tag_of
@@ -170,6 +171,8 @@ class _Row:
             "idle": round((self._storage.clock or time)(), 3),
             "input": digest,
         }
+        if (trace := current_trace()) is not None:
+            table["trace"] = trace
         if how.priority:
             table["priority"] = how.priority
         if how.parent is not None:

@@ -61,7 +61,7 @@ _ANY_VALUES: Final = frozenset({"open", "lines", "rechecks"})
 #: Seconds after which a worker reports the end of a child run to its parent, if its own runner was killed before.
 REPORT: Final = 5.0
 #: The entries of a table that say how a run was submitted.
-_SUBMITTED: Final = ("partition", "priority", "parent", "above", "input", "timeout", "forked")
+_SUBMITTED: Final = ("partition", "priority", "parent", "above", "input", "timeout", "trace", "span", "forked")
 #: ``False``: remove a finished run. ``True``: keep it. A number: keep it for that many seconds.
 Retention = bool | float
 
@@ -209,6 +209,9 @@ class _Table(TypedDict):
     forked: NotRequired[str]
     #: The seconds after which the run is cancelled, and when that is.
     timeout: NotRequired[tuple[float, float]]
+    #: The trace context of the call that has submitted or started it, and of its last execution.
+    trace: NotRequired[str]
+    span: NotRequired[str]
     #: When a debounced run was submitted first.
     debounced: NotRequired[float]
     #: The ids of the last waits that have timed out.

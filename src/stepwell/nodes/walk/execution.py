@@ -93,6 +93,8 @@ class Execution:
         self.emit = emit
         #: Whether a durable run ends as cancelled if its call is cancelled.
         self.cancels: bool = cancels
+        #: The fields of its first event.
+        self.beginning: dict[str, Any] = {}
         #: When it began, for the duration in its last event.
         self.began: float = 0.0
         #: Of a run without a storage: the stage, the node, the visit and the result of each node that can be undone.

@@ -44,7 +44,7 @@ async def run_root(
         cursor.caught = caught_in(branch)
     token = enter(cursor)
     if run.emit is not None and not run.began:
-        run.began = run.emit("run.started", cursor)
+        run.began = run.emit("run.started", cursor, **run.beginning)
     try:
         if root.graph is not None and root.bare:
             result = await _run_bare(root, cursor, shared, params)
