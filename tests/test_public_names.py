@@ -113,7 +113,7 @@ FOR_TOOLS = {
         "without_formatting",
     ],
     "stepwell.nodes.engine": [
-        "DurableStep", "FINAL", "OpenWait", "QueuedRun", "RunTasks", "Status", "answer", "durable_step",
+        "DurableStep", "FINAL", "OpenWait", "QueuedRun", "RunTasks", "Status", "answer", "carry_trace", "durable_step",
         "flow_of_index", "flow_of_wait", "graph_of", "history", "is_queued", "message_of", "observe_submits",
         "program_of", "run_of", "status", "table_of",
     ],

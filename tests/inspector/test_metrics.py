@@ -11,9 +11,11 @@ from starlette.routing import Mount
 
 from stepwell import MemoryStorage, State
 from stepwell.inspector import inspector
+from stepwell.nodes import Node, linear, worker
 from stepwell.record import Change
 from stepwell.storage import Apply, Storage
 from stepwell.testing import Clock
+from tests.constants import Constants
 from tests.inspector.conftest import HOST, TOKEN, Browser, app_of
 
 SAMPLE = re.compile(r'^([a-z_]+)(?:\{((?:[a-z]+="(?:[^"\\\n]|\\.)*",?)+)\})? (\S+)$')
@@ -52,6 +54,22 @@ async def test_it_says_how_late_a_timer_is(browse: Browser) -> None:
         client = await browse(app_of(storage))
         found = parsed((await client.get("/metrics")).text)
     assert found["stepwell_timer_late_seconds", 'bot="my_bot"'] == 90
+
+
+async def test_it_has_the_wait_in_the_queue_and_the_recoveries_of_workers(
+    browse: Browser, constants: Constants
+) -> None:
+    constants(presence_first=0.05, presence_every=0.05)
+    async with MemoryStorage() as storage:
+        flow = linear(Node(name="work"), name="flow", storage=storage)
+        client = await browse(app_of(storage))
+        async with worker([flow]):
+            waited: tuple[str, str] = ("stepwell_queue_wait_seconds", "")
+            while waited not in (found := parsed((await client.get("/metrics")).text)):
+                await (await flow.submit()).result(timeout=60)
+    assert 0 <= found[waited] < 60
+    assert found["stepwell_recovered_per_minute", ""] == 0
+    assert found["stepwell_leases_lost_per_minute", ""] == 0
 
 
 async def test_a_scraper_sends_the_token_as_a_bearer_token(storage: Storage) -> None:

@@ -578,6 +578,7 @@ class NodeFlow(NodeGraph):
         *,
         without_loop: bool = False,
         cancels: bool = False,
+        on_begin: Callable[[float | None, int], object] | None = None,
     ) -> Execution:
         if concurrency is not None:
             check_concurrency(concurrency)
@@ -593,6 +594,7 @@ class NodeFlow(NodeGraph):
             concurrency=concurrency,
             emit=emit,
             cancels=cancels,
+            on_begin=on_begin,
         )
 
 

@@ -26,6 +26,11 @@ class ProcessView(NamedTuple):
     done: float
     failed: float
     retried: float
+    #: The mean seconds that the runs which it has taken lately have waited in their queues; ``None`` for none.
+    wait: float | None = None
+    #: Runs a minute that it has continued after the death of their runner, and leases a minute that it has lost.
+    recovered: float = 0.0
+    lost: float = 0.0
 
 
 async def processes(storage: Storage, *, limit: int) -> list[ProcessView]:
@@ -41,7 +46,7 @@ async def processes(storage: Storage, *, limit: int) -> list[ProcessView]:
             continue
         if len(found) == limit:
             break
-    return sorted(found)
+    return sorted(found, key=lambda each: each[:6])
 
 
 def _view(kind: str, data: dict[str, Any], seen_at: float) -> ProcessView:
@@ -55,4 +60,7 @@ def _view(kind: str, data: dict[str, Any], seen_at: float) -> ProcessView:
         float(data["done"]),
         float(data["failed"]),
         float(data.get("retried", 0)),
+        float(data["waited"]) / float(data["taken"]) if data.get("taken") else None,
+        float(data.get("recovered", 0)),
+        float(data.get("lost", 0)),
     )

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import Any, Literal
 
@@ -38,7 +38,7 @@ class Presence:
         storage: Storage,
         kind: Literal["bot", "worker"],
         names: Sequence[str],
-        counts: Callable[[], dict[str, int]],
+        counts: Callable[[], Mapping[str, float]],
     ) -> None:
         self._storage = storage
         self._kind = kind

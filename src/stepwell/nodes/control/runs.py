@@ -361,6 +361,8 @@ async def _take(
 def _began(run: Execution, journal: Journal, waited: float | None = None) -> Execution:
     """Give the first event of an execution what is known about the run. ``waited``: the seconds in its queue."""
     submitted = journal.submitted
+    if run.on_begin is not None:
+        run.on_begin(waited, journal.recoveries)
     run.beginning = {
         "waited": waited,
         "recoveries": journal.recoveries,

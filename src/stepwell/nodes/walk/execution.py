@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
 from contextvars import ContextVar, Token
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
@@ -87,12 +88,15 @@ class Execution:
         concurrency: int | None = None,
         emit: Emit | None = None,
         cancels: bool = False,
+        on_begin: Callable[[float | None, int], object] | None = None,
     ) -> None:
         self.name = name
         self.without_loop = without_loop
         self.emit = emit
         #: Whether a durable run ends as cancelled if its call is cancelled.
         self.cancels: bool = cancels
+        #: Called with the seconds in the queue and the number of recoveries when a stored run begins or goes on.
+        self.on_begin: Callable[[float | None, int], object] | None = on_begin
         #: The fields of its first event.
         self.beginning: dict[str, Any] = {}
         #: When it began, for the duration in its last event.

@@ -20,6 +20,7 @@ from stepwell.errors import (
     Conflict,
     FlowChanged,
     InvalidOption,
+    LeaseLost,
     Parked,
     RunBusy,
     RunCancelled,
@@ -132,7 +133,11 @@ class RunWorker:
         self._repair_now = asyncio.Event()
         self._repairs = partitions.Repairs(self._storage, self._flows)
         self._unlisten: list[Callable[[], None]] = []
-        self._ended = self._failed = 0
+        #: Runs that have ended here, failed, were taken from a queue, and were continued after the death of their
+        #: runner; leases that were lost.
+        self._ended = self._failed = self._taken = self._recovered = self._lost = 0
+        #: The seconds that the taken runs have waited in their queues.
+        self._waited = 0.0
         self._announces = presence
         self._presence = Presence(self._storage, "worker", list(self._flows), self._counts)
 
@@ -226,7 +231,7 @@ class RunWorker:
             nonlocal started
             started = True
             source.tried(won=True)
-            return flow._new_execution(program, flow_id)
+            return flow._new_execution(program, flow_id, on_begin=self._count_begin)
 
         news: Status | None = None
         try:
@@ -252,6 +257,7 @@ class RunWorker:
         except RunStuck:
             news = "stuck"
         except (Conflict, StorageError) as failure:
+            self._lost += isinstance(failure, LeaseLost)
             logger.warning("run %s could not be resumed here: %s", quoted(flow_id), failure)
             source.pauses.add(address)
             return started
@@ -283,8 +289,21 @@ class RunWorker:
         except Exception:
             logger.exception("on_%s= of the worker failed for run %s", status, quoted(flow_id))
 
-    def _counts(self) -> dict[str, int]:
-        return {"done": self._ended, "failed": self._failed}
+    def _counts(self) -> dict[str, float]:
+        return {
+            "done": self._ended,
+            "failed": self._failed,
+            "taken": self._taken,
+            "waited": self._waited,
+            "recovered": self._recovered,
+            "lost": self._lost,
+        }
+
+    def _count_begin(self, waited: float | None, recoveries: int) -> None:
+        if waited is not None:
+            self._taken += 1
+            self._waited += waited
+        self._recovered += recoveries > 0
 
     async def _rest(self, pause: float) -> None:
         with contextlib.suppress(TimeoutError):
