@@ -79,7 +79,7 @@ async def test_the_markdown_of_a_model_becomes_blocks(call: Client, chat: Person
 
 async def test_html_becomes_blocks(call: Client, chat: Person) -> None:
     html = (
-        '<h2>A</h2><p>b <i>c</i><br>d</p><ol start="3" type="a"><li>x</li><li value="9">y</li></ol>'
+        '<h2>A</h2><p>b <i>c</i><br>\n d</p><ol start="3" type="a"><li>x</li><li value="9">y</li></ol>'
         "<details open><summary>Sum</summary><p>in</p></details><aside>q<cite>me</cite></aside>"
         '<a name="end"></a><p><a href="#end">down</a> <a href="mailto:a@b.org">mail</a></p><footer>f</footer>'
         '<figure><img src="https://x.org/a.jpg"><figcaption>Cap</figcaption></figure><tg-map lat="1.5" long="2"/>'

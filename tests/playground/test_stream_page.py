@@ -197,9 +197,11 @@ async def test_nested_formatting_is_shown(visits: Any) -> None:
     said = visit.page.locator(".messages .theirs p")
     await expect(said.locator("strong em")).to_have_text("both")
     await expect(said.locator("a")).to_have_count(1)
-    code = '<pre><code class="language-python">a = 1\nb = 2</code></pre>'
+    code = '<pre><code class="language-python">a = 1\nb = 2</code></pre>\n\nand more'
     await call(visit, "sendMessage", text=code, parse_mode="HTML")
     await expect(said.last.locator("code.pre")).to_have_text("a = 1\nb = 2")
+    # The block ends its line, so one of the two line ends is left.
+    assert await said.last.evaluate("node => node.lastChild.textContent") == "\nand more"
 
 
 async def test_with_limits_the_events_show_what_was_refused(visits: Any) -> None:

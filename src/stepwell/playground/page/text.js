@@ -2,6 +2,8 @@
 import { el } from "./dom.js";
 
 const STYLES = { bold: "strong", italic: "em", underline: "u", strikethrough: "s", code: "code", pre: "code", spoiler: "span", blockquote: "span", expandable_blockquote: "span" };
+// Shown as blocks, which end their line.
+const BLOCKS = ["pre", "blockquote", "expandable_blockquote"];
 const MARKED = ["bot_command", "url", "mention", "hashtag", "cashtag", "email", "text_link", "text_mention", "phone_number", "date_time", "custom_emoji"];
 
 function link(url, kind, ...inside) {
@@ -23,7 +25,7 @@ export function formatted(text, entities) {
       const inner = part(offset, end, inside.slice(n + 1).filter((each) => each.offset >= offset && each.offset + each.length <= end));
       if (type === "text_link" || type === "url") parts.push(link(entity.url ?? text.slice(offset, end), type, ...inner));
       else parts.push(el(STYLES[type] ?? "span", { class: `entity ${type}`, title: type === "pre" ? entity.language : null }, ...inner));
-      at = end;
+      at = BLOCKS.includes(type) && text[end] === "\n" ? end + 1 : end;
     }
     return [...parts, text.slice(at, to)];
   };

@@ -31,6 +31,7 @@ _BLOCKS = frozenset(
 )  # fmt: skip
 #: The deepest nesting of tags; those inside are taken as text. Blocks allow less.
 MAX_NESTING = 64
+_BREAK = re.compile(r" *\n *")
 _SPACES = re.compile(r"[ \t\r\n]+")
 _EMOJI, _USER = re.compile(r"tg://emoji\?id=(\d+)"), re.compile(r"tg://user\?id=(\d+)")
 _SUFFIXES = {
@@ -260,7 +261,7 @@ def _joined(parts: list[Any]) -> list[Any]:
             joined[-1] += part
         else:
             joined.append(part)
-    return joined
+    return [_BREAK.sub("\n", part) if isinstance(part, str) else part for part in joined]
 
 
 def _inline(node: _Node | str) -> list[Any]:
