@@ -8,7 +8,7 @@ from stepwell._optional import require
 from stepwell._portal import background_loop, call_function, sync_on
 from stepwell._secrets import MASK, displayed, is_secret, masked_text, quoted
 from stepwell.codec import Seal, check_name, decode_key, decode_namespace, encode_key, encode_namespace
-from stepwell.codec.json import from_json, replaced, to_json
+from stepwell.codec.json import Struct, decoder, from_json, replaced, to_json
 from stepwell.codec.keys import decode_name
 from stepwell.codec.large import LARGE as LARGE_TEXT
 from stepwell.codec.large import fingerprint, in_thread, is_large, seal_data
@@ -29,6 +29,7 @@ from stepwell.record import (
     PROCESSES,
     QUARANTINE,
     RUNS,
+    TURNS,
     Address,
     Change,
     Head,
@@ -66,6 +67,7 @@ __all__ = [
     "PROCESSES",
     "QUARANTINE",
     "RUNS",
+    "TURNS",
     "WAKE",
     "Address",
     "Any_",
@@ -100,6 +102,7 @@ __all__ = [
     "Slot",
     "StateCount",
     "Stored",
+    "Struct",
     "Taken",
     "TimerSource",
     "Version",
@@ -116,6 +119,7 @@ __all__ = [
     "decode_name",
     "decode_namespace",
     "decode_value",
+    "decoder",
     "displayed",
     "encode_key",
     "encode_namespace",

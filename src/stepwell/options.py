@@ -6,7 +6,9 @@ In a message, ``{}`` stands for the value without secrets, and ``{type}`` for th
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Collection
+from datetime import timedelta
 from math import inf
 from types import UnionType
 from typing import Any
@@ -23,6 +25,7 @@ __all__ = [
     "check_number",
     "check_text",
     "check_whole",
+    "seconds_of",
 ]
 
 
@@ -147,3 +150,25 @@ def check_not_async(function: object, message: str) -> None:
     """
     called = (function, getattr(function, "__call__", None))  # noqa: B004
     check(not any(map(inspect.iscoroutinefunction, called)), message, function)
+
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def seconds_of(value: object, message: str) -> float:
+    """Return a duration in seconds: a number, a ``timedelta``, or a text such as ``"90s"``, ``"15m"`` or ``"24h"``.
+
+    Example::
+
+        from stepwell.options import seconds_of
+
+        assert seconds_of("2h", "timeout={}: give a duration such as 90 or '24h'") == 7200
+    """
+    found = _DURATION.fullmatch(value) if isinstance(value, str) else None
+    if found is not None:
+        return float(found[1]) * _SECONDS[found[2]]
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    check_number(value, message, above=0, finite=True)
+    return float(value)  # type: ignore[arg-type]

@@ -30,6 +30,7 @@ __all__ = [
     "SHOWN",
     "STREAMS",
     "TURN",
+    "TURNS",
     "Address",
     "Change",
     "Damage",
@@ -95,6 +96,8 @@ STREAMS: Final = ReservedNamespace('"streams"')
 SHOWN: Final = ReservedNamespace('"shown"')
 #: Updates that were fetched and are not finished, with the bot's name as key.
 INBOX: Final = ReservedNamespace('"inbox"')
+#: Conversations with an agent: their turns, waiting messages and history, with (bot, conversation) as key.
+TURNS: Final = ReservedNamespace('"turns"')
 #: Copies of damaged records, with (namespace, key) of the original as key.
 QUARANTINE: Final = ReservedNamespace('"quarantine"')
 

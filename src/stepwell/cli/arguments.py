@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import re
 from typing import Any
 from urllib.parse import urlsplit
 
 from stepwell.engine import decode_value, quoted
 from stepwell.errors import InvalidOption, StepwellError
 from stepwell.operate.fields import check_text, is_json, split_field
+from stepwell.options import seconds_of
 
 __all__ = ["add_hosts", "address", "duration", "port", "positive", "stored_assignment", "stored_value"]
-
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
-_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def add_hosts(parser: argparse.ArgumentParser, who: str) -> None:
@@ -31,10 +28,10 @@ def add_hosts(parser: argparse.ArgumentParser, who: str) -> None:
 
 def duration(text: str) -> float:
     """Parse a duration: ``90``, ``15m``, ``2h``, ``7d``."""
-    found = _DURATION.fullmatch(text)
-    if found is None:
-        raise argparse.ArgumentTypeError(f"must be a duration like 90s, 15m, 2h or 7d, got {quoted(text)}")
-    return float(found[1]) * _SECONDS[found[2]]
+    try:
+        return seconds_of(text, "must be a duration like 90s, 15m, 2h or 7d, got {}")
+    except InvalidOption as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def positive(text: str) -> int:

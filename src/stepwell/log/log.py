@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
+from itertools import count
 from typing import Any, Final, NamedTuple
 
 from stepwell._backoff import backoff, jittered
@@ -18,8 +19,8 @@ from stepwell.log.appends import MOST_VALUES, LogOptions, PendingAppend
 from stepwell.log.names import entries, log_tag, number_of
 from stepwell.log.tail import Known, Tail, tail_of
 from stepwell.log.update import appends_of_update
-from stepwell.options import check_instance, check_number, check_whole
-from stepwell.record import LOGS, Address, Change, Range, ReservedNamespace, Stored
+from stepwell.options import check, check_instance, check_number, check_whole
+from stepwell.record import LOGS, Address, Change, Range, ReservedNamespace, Stored, Version
 from stepwell.storage import Apply, Get, Storage
 
 __all__ = ["Log", "LogEntry"]
@@ -32,6 +33,8 @@ PAGE: Final = 200
 POLLS: Final = (0.02, 1.0)
 #: Seconds between two reads of ``follow`` while the storage is not available.
 RETRIES: Final = (0.1, 5.0)
+#: How often ``compact`` reads the log before it claims it.
+MOST_ROUNDS: Final = 4
 
 
 class LogEntry(NamedTuple):
@@ -193,7 +196,7 @@ class Log:
     async def trim(self, *, keep: int) -> None:
         """Remove all entries but the last ``keep``."""
         check_whole(keep, "keep must be a number of entries, not {}", least=0)
-        known, stored = await asyncio.gather(self._tail().read(), self._get(Range(limit=1)))
+        known, stored = await asyncio.gather(self._tail().read(), self._get(entries(0, limit=1)))
         cut = known.next - 1 - keep
         if stored is None or not stored.parts or number_of(next(iter(stored.parts))) > cut:
             return
@@ -202,6 +205,40 @@ class Log:
             kept = await self.read(limit=keep, reverse=True)
             cut = kept[-1].number - 1 if len(kept) == keep else 0
         await self._drop(cut)
+
+    async def compact(self, upto: int | LogEntry, with_: Sequence[Any] = ()) -> bool:
+        """Replace the entries up to ``upto`` with others, such as a summary of them, in one write.
+
+        Later entries stay. Return whether it was done: not if the entry ``upto`` is gone or has another value, because
+        somebody else has removed or compacted it meanwhile. The new entries get the last of the numbers that become
+        free.
+
+        Example::
+
+            entries = await log.read()
+            await log.compact(entries[-1], with_=[{"role": "system", "text": "They have said hello."}])
+        """
+        last = upto.number if isinstance(upto, LogEntry) else upto
+        check_whole(last, "compact(upto) takes a LogEntry or its number, not {}", least=1)
+        check(len(with_) <= last, f"compact({last}, with_=...) replaces {last} entries with at most as many, not {{}}",
+              len(with_))  # fmt: skip
+        bodies = [await self._encoded(value) for value in with_]
+        tail, rounds = self._tail(), count(1)
+        while True:
+            stored = await self._get(entries(last - 1, last + 1))
+            if stored is None or not stored.parts:
+                return False
+            if isinstance(upto, LogEntry) and (await self._decoded(stored))[0] != upto:
+                return False
+            make = _Compaction(tail, self._options, stored.version, last, bodies)
+            if next(rounds) > MOST_ROUNDS and not tail.claimed_here:
+                # Others append without a pause.
+                async with self.claim():
+                    return await self.compact(upto, with_)
+            await tail.write(make, self._options, fresh=True)
+            if make.applied:
+                self._notify()
+                return True
 
     async def clear(self) -> None:
         """Remove all entries. Later entries get new numbers."""
@@ -266,6 +303,28 @@ class Log:
         except CorruptRecord as error:
             await self.storage.quarantine(self.address, stored, error)
             raise
+
+
+class _Compaction:
+    """Makes the change of ``compact``, if the record still has the version in which the last entry was seen."""
+
+    def __init__(self, tail: Tail, options: LogOptions, seen: Version, last: int, bodies: Sequence[bytes]) -> None:
+        self._tail, self._options, self._seen = tail, options, seen
+        self._last, self._bodies = last, bodies
+        self.applied: bool = False
+
+    def __call__(self, known: Known) -> Change | None:
+        self.applied = known.version == self._seen
+        if not self.applied:
+            return None
+        write = self._tail.storage.ids()
+        parts = self._tail.entry_parts(self._last - len(self._bodies) + 1, self._bodies, write)
+        # If no entries are left, only this field has the next number.
+        fields = {"next": known.next} if known.next == self._last + 1 and not parts else {}
+        kept = {mark: numbers for mark, numbers in known.marks.items() if numbers.start > self._last}
+        return self._tail.change(
+            known, self._options, fields, kept, write=write, drop=entries(0, self._last + 1), parts=parts
+        )
 
 
 def _decoded(seal: Seal, parts: Mapping[str, str]) -> list[LogEntry]:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from stepwell.record import Range, ReservedNamespace
 
-__all__ = ["entries", "log_tag", "name_of", "names_of", "number_of"]
+__all__ = ["LAST", "entries", "log_tag", "name_of", "names_of", "number_of"]
 
 #: Digits of a number. Names with the same number of digits are in the order of their numbers.
 _DIGITS = 16
 #: Greater than every character that may follow a number.
 _END = "~"
+#: Greater than the names of all entries. Other parts of the same record, as of a turn, begin with a letter.
+_BEHIND = ":"
+#: The last entry.
+LAST: Final = Range(last=_BEHIND, limit=1, reverse=True)
 
 
 def name_of(number: int) -> str:
@@ -35,7 +40,7 @@ def number_of(name: str) -> int:
 
 def entries(after: int, before: int | None = None, *, limit: int | None = None, reverse: bool = False) -> Range:
     """Return the range of the entries with a number above ``after`` and below ``before``."""
-    last = None if before is None else name_of(max(before - 1, 0)) + _END
+    last = _BEHIND if before is None else name_of(max(before - 1, 0)) + _END
     return Range(name_of(after + 1) if after > 0 else None, last, limit, reverse)
 
 

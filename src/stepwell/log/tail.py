@@ -26,8 +26,8 @@ from stepwell.errors import (
     VersionChanged,
 )
 from stepwell.log.appends import AppendQueue, LogOptions
-from stepwell.log.names import entries, names_of, number_of
-from stepwell.record import KEEP, NOTHING, Address, Change, Range, Stored, Version
+from stepwell.log.names import LAST, entries, names_of, number_of
+from stepwell.record import KEEP, NOTHING, Address, Change, Stored, Version
 from stepwell.slot import Slot
 from stepwell.slot.waiters import held_tokens
 from stepwell.storage import Applied, Apply, Get, Guard, Storage
@@ -77,7 +77,7 @@ class Tail:
     """The end of one log, and its writes in this process, which are made one at a time."""
 
     def __init__(self, storage: Storage, namespace: str, key: Any) -> None:
-        self._storage = storage
+        self.storage: Storage = storage
         self._place = namespace, key
         self.address: Address = storage.address(namespace, key)
         self.seal: Seal = storage.seal(self.address)
@@ -121,9 +121,8 @@ class Tail:
                         marks[mark] = numbers[-1]
             if not bodies:
                 return None
-            write = self._storage.ids()
-            names = names_of(known.next, len(bodies), write)
-            parts = {name: self.seal.seal_body("p", name, body) for name, body in zip(names, bodies, strict=True)}
+            write = self.storage.ids()
+            parts = self.entry_parts(known.next, bodies, write)
             return self.change(known, options, {}, marks, write=write, parts=parts)
 
         try:
@@ -131,6 +130,11 @@ class Tail:
         except TooLarge as error:
             raise TooLarge(f"the log {self.address.text}", error.size, error.limit) from None
         return numbers
+
+    def entry_parts(self, first: int, bodies: Sequence[bytes], write: str) -> dict[str, str]:
+        """Return the parts with these values for a write, numbered from ``first``."""
+        names = names_of(first, len(bodies), write) if bodies else ()
+        return {name: self.seal.seal_body("p", name, body) for name, body in zip(names, bodies, strict=True)}
 
     def change(
         self, known: Known, options: LogOptions, fields: dict[str, Any], marks: Mapping[str, range], **change: Any
@@ -216,11 +220,11 @@ class Tail:
     @asynccontextmanager
     async def _claimed(self, options: LogOptions) -> AsyncIterator[Slot]:
         """Claim the record, and let all other writers wait for that."""
-        async with Slot(self._storage, *self._place, wait=options.wait, lease=LEASE) as slot:
+        async with Slot(self.storage, *self._place, wait=options.wait, lease=LEASE) as slot:
             tags = options.tags if not slot.found and options.tags else KEEP
             limit = options.limit + _ROOM_FOR_TURN + self._room(slot.texts)
             begun = await self._perform(
-                Change(self._storage.ids(), fresh=not slot.found, set=self._turn, tags=tags, limit=limit), slot
+                Change(self.storage.ids(), fresh=not slot.found, set=self._turn, tags=tags, limit=limit), slot
             )
             slot.base, self._known = begun.base, None
             try:
@@ -230,7 +234,7 @@ class Tail:
                     self._known = None
                     # If this fails, the next writer claims the record too, and removes it.
                     with suppress(StepwellError):
-                        await self._perform(Change(self._storage.ids(), unset=tuple(self._turn), limit=limit), slot)
+                        await self._perform(Change(self.storage.ids(), unset=tuple(self._turn), limit=limit), slot)
 
     def _turn_stays(self) -> bool:
         return self._known is None or self._known.turn
@@ -249,7 +253,7 @@ class Tail:
                 return
 
     async def _perform(self, change: Change, slot: Slot) -> Applied:
-        applied: Applied = await self._storage.perform(Apply(self.address, change, slot.guard, "keep", LEASE))
+        applied: Applied = await self.storage.perform(Apply(self.address, change, slot.guard, "keep", LEASE))
         return applied
 
     async def _known_or_read(self, fresh: bool) -> Known:
@@ -260,7 +264,10 @@ class Tail:
 
     async def read(self) -> Known:
         """Read the end of the log."""
-        stored: Stored | None = await self._storage.perform(Get(self.address, Range(reverse=True, limit=1)))
+        return self.known_of(await self.storage.perform(Get(self.address, LAST)))
+
+    def known_of(self, stored: Stored | None) -> Known:
+        """Return the end of the log in a record that was read with its last entry."""
         if stored is None:
             return Known()
         data = self.seal.data(stored.fields)
@@ -275,7 +282,7 @@ class Tail:
         unknown: OutcomeUnknown | None = None
         for _ in range(MOST_TRIES):
             try:
-                applied: Applied = await self._storage.perform(apply)
+                applied: Applied = await self.storage.perform(apply)
             except NotReplicated:
                 raise
             except OutcomeUnknown as error:
@@ -309,7 +316,7 @@ class Tail:
         """Return whether a write without an answer was applied, after it was refused. Raises if that is not known."""
         try:
             wanted = entries(known.next - 1, known.next + 1)
-            stored: Stored | None = await self._storage.perform(Get(self.address, wanted))
+            stored: Stored | None = await self.storage.perform(Get(self.address, wanted))
         except StepwellError as error:
             raise unknown from error
         if (None if stored is None else stored.version) == known.version:

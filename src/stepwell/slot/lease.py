@@ -132,6 +132,11 @@ class Lease:
         return self._holding
 
     @property
+    def lost(self) -> bool:
+        """Whether a renewal has found out that another holder has the claim."""
+        return self._lost
+
+    @property
     def guard(self) -> Guard:
         """The conditions of a write by this holder."""
         return Guard(self._token, self.base)

@@ -31,6 +31,7 @@ from stepwell.record import (
     OpenedHead,
     Place,
     Queue,
+    Range,
     Stored,
     Version,
 )
@@ -354,6 +355,41 @@ class Slot(Lease):
         else:
             self.version = None if change.delete else applied.version
         return True
+
+    async def edit(
+        self,
+        decide: Callable[[Stored | None], Change | None],
+        *,
+        parts: bool | Range | tuple[str, ...] = False,
+        keep: bool = True,
+    ) -> Applied | None:
+        """Read the record, and write the change that ``decide`` returns for it; see ``Storage.edit``.
+
+        For records that others write without a claim: ``decide`` gets what they have written meanwhile. The write
+        releases the claim, unless ``keep`` is true. Raises ``LeaseLost`` or ``RecordReplaced`` if nothing was written.
+        """
+        if not self._holding:
+            raise UsageError("this slot is not held; a commit without keep=True has released it")
+        if self._lost:
+            raise LeaseLost(self.address.text)
+        head: Head | Keep = KEEP
+
+        def noted(stored: Stored | None) -> Change | None:
+            nonlocal head
+            change = decide(stored)
+            head = KEEP if change is None else change.head
+            return change
+
+        applied = await self.storage.edit(
+            self.address, noted, parts=parts, guard=self.guard, then="keep" if keep else "release", lease=self._lease
+        )
+        if applied is not None:
+            self._holding = keep
+            self._set_now(applied.now)
+            self.base, self.version = applied.base, applied.version
+            if head is not KEEP:
+                self.head = self._stored_head = self._seal.open_head(head.text)
+        return applied
 
     @property
     def deletes(self) -> bool:

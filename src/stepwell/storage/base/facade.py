@@ -6,10 +6,11 @@ import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from stepwell._secrets import quoted
 from stepwell.codec import Seal, address_of, check_name, encode_key, encode_namespace
+from stepwell.codec.json import replaced
 from stepwell.codec.large import open_data, seal_data
 from stepwell.errors import CorruptRecord, InvalidOption, KeyMissing, RecordExists, StepwellError, VersionChanged
 from stepwell.options import check_instance, check_number
@@ -20,6 +21,7 @@ from stepwell.record import (
     QUARANTINE,
     RUNS,
     STREAMS,
+    TURNS,
     Address,
     Change,
     Damage,
@@ -27,6 +29,7 @@ from stepwell.record import (
     Limits,
     OpenedHead,
     Place,
+    Range,
     State,
     Stored,
 )
@@ -160,12 +163,21 @@ class Facade(ABC):
         return Change(self.ids(), **parts)
 
     async def edit(
-        self, address: Address, decide: Callable[[Stored | None], Change | None], *, known: Stored | None = None
+        self,
+        address: Address,
+        decide: Callable[[Stored | None], Change | None],
+        *,
+        known: Stored | None = None,
+        parts: bool | Range | tuple[str, ...] = False,
+        guard: Guard | None = None,
+        then: Literal["release", "keep"] = "release",
+        lease: float = 0.0,
     ) -> Applied | None:
         """Read a record, and write the change that ``decide`` returns for it, if it has not changed since.
 
         If another writer was faster, it reads the record and calls ``decide`` again. Return ``None`` if ``decide``
-        does. ``known``: the record as it was read before, to save the first read.
+        does. ``known``: the record as it was read before, to save the first read. ``parts``: the parts to read, see
+        ``Get``. ``guard``: further conditions of the write. ``then`` and ``lease``: see ``Apply``.
 
         Example::
 
@@ -180,15 +192,16 @@ class Facade(ABC):
         stored = known
         while True:
             if stored is None:
-                stored = await self.perform(Get(address))
+                stored = await self.perform(Get(address, parts))
             change = decide(stored)
             if change is None:
                 return None
             if stored is not None and not change.delete:
                 self.seal(address).check_keys(stored)
-            guard = Guard(absent=True) if stored is None else Guard(version=stored.version)
+            version = None if stored is None else stored.version
+            unchanged = replaced(guard or _NO_GUARD, absent=stored is None, version=version)
             try:
-                applied: Applied = await self.perform(Apply(address, change, guard))
+                applied: Applied = await self.perform(Apply(address, change, unchanged, then, lease))
             except (VersionChanged, RecordExists):
                 stored = None
             else:
@@ -305,7 +318,8 @@ class Facade(ABC):
 
 
 #: Namespaces whose records may be as large as those of runs.
-_LARGE_NAMESPACES = frozenset({INBOX, LOGS, RUNS, QUARANTINE, STREAMS})
+_LARGE_NAMESPACES = frozenset({INBOX, LOGS, RUNS, QUARANTINE, STREAMS, TURNS})
+_NO_GUARD = Guard()
 
 
 def _quarantine_of(address: Address) -> Address:
