@@ -38,6 +38,7 @@ from stepwell.adapters.langgraph import StepwellSaver
 from stepwell.errors import *
 from stepwell.fsm import *
 from stepwell.inspector import inspector
+from stepwell.turns import *
 from stepwell.nodes import *
 from stepwell.botapi import BotAPI, Bot, Person
 from stepwell.dispatch import *
@@ -71,6 +72,7 @@ fsm = FSM("my_bot", storage="memory://", flows=[Registration])
 router = Router(fsm)
 storage = MemoryStorage()
 flow = quotes = invoices = linear(Read, name="words", storage=storage)
+turns = Turns("my_bot", storage=storage)
 report = b"..."
 message = {"document": {"file_id": "7"}}
 """
@@ -87,6 +89,7 @@ SHOWN_BY = {
     "Claimed": "Claim",
     "FlowEdge": "FlowGraph",
     "Room": "World",
+    "Struct": "decoder",
     "StepwellIsolation": "StepwellStorage",
     "Taken": "Claim",
     "TimerSource": "serve_timers",

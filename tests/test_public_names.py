@@ -27,6 +27,7 @@ import stepwell.pocketflow
 import stepwell.telegram
 import stepwell.telegram.engine
 import stepwell.testing
+import stepwell.turns
 
 SOURCE = Path(stepwell.__file__).parent
 
@@ -53,22 +54,26 @@ NAMES = {
     ],
     "stepwell.engine": [
         "ANY", "Address", "Any_", "Applied", "Apply", "Batch", "Change", "Changes", "Claim", "Claimed", "Copied",
-        "DAY", "Due", "Entry", "Get", "GroupCommit", "Guard", "Head", "KEEP", "Keep", "LARGE_TEXT", "LOGS", "MASK",
-        "NOWHERE", "NO_HEAD", "OpenedHead", "Operation", "Owner", "PROCESSES", "Page", "Place", "QUARANTINE", "Query",
-        "Queue", "RUNS", "Range", "Release", "ReservedNamespace", "Result", "RunBatch", "Seal", "Slot",
-        "StateCount", "Stored", "Taken", "TimerSource", "Version", "WAKE", "as_storage", "background_loop", "backoff",
-        "call_function",
-        "check_name", "class_of", "count_extra", "count_records", "counted", "decode_key", "decode_name",
-        "decode_namespace", "decode_value", "displayed", "encode_key", "encode_namespace", "encode_value",
-        "fingerprint",
-        "from_json", "in_thread", "is_large", "is_registered", "is_secret", "log_tag", "masked_text", "observe_batches",
-        "observe_storages", "packed", "path_step", "quoted", "register_shape", "replaced", "require", "run_in_loop",
-        "seal_data",
-        "secret_fields", "secret_fields_of", "serve_timers", "sync_on", "to_json", "weight", "when_available",
+        "DAY", "Due", "Entry", "Get", "GroupCommit", "Guard", "Head", "KEEP", "Keep", "LARGE_TEXT", "LAST_ENTRY",
+        "LOGS", "MASK", "NOWHERE", "NO_HEAD", "OpenedHead", "Operation", "Owner", "PROCESSES", "Page", "Place",
+        "QUARANTINE", "Query", "Queue", "RUNS", "Range", "Release", "ReservedNamespace", "Result", "RunBatch", "Seal",
+        "Slot", "StateCount", "Stored", "Struct", "TURNS", "Taken", "TimerSource", "Version", "WAKE",
+        "as_storage", "background_loop", "backoff", "call_function", "check_name", "class_of", "count_extra",
+        "count_records", "counted", "decode_key", "decode_name", "decode_namespace", "decode_value", "decoder",
+        "displayed", "encode_key", "encode_namespace", "encode_value", "fingerprint", "from_json", "in_thread",
+        "is_large", "is_registered", "is_secret", "log_tag", "masked_text", "observe_batches", "observe_storages",
+        "packed", "path_step", "quoted", "register_shape", "replaced", "require", "run_in_loop", "seal_data",
+        "secret_fields", "secret_fields_of", "serve_timers", "sync_on", "tail_of", "to_json", "weight",
+        "when_available",
+    ],
+    "stepwell.turns": [
+        "Admission", "Decided", "Decision", "FailedTurn", "History", "Message", "MessageTaken", "QuestionStatus",
+        "Stream", "ToolStatus", "Turn", "TurnEnded", "TurnEvent", "TurnStarted", "TurnStatus", "Turns",
+        "UnknownOutcome", "current_turn", "subscribe", "tool",
     ],
     "stepwell.options": [
-        "check", "check_choice", "check_function", "check_instance", "check_not_async", "check_number",
-        "check_text", "check_whole",
+        "check", "check_choice", "check_function", "check_instance", "check_not_async", "check_number", "check_text",
+        "check_whole", "seconds_of",
     ],
     "stepwell.botapi": [
         "Bot", "BotAPI", "Draft", "FloodLimits", "KeyboardButton", "NotPossible", "Person", "Refusal", "Room", "World",
@@ -107,10 +112,10 @@ NAMES = {
 #: Names for the adapters and tools of this package. They may change with any release.
 FOR_TOOLS = {
     "stepwell.fsm.engine": [
-        "Conversation", "EXPIRY", "Extension", "FlowDescription", "HISTORY", "HandledUpdates", "Machine",
-        "TIMEOUT", "after_end", "describe", "diagram", "entry_times", "is_unparsable",
-        "opened_extension", "remembered", "set_timer", "token_of", "with_entry", "with_kept", "with_timers",
-        "without_formatting",
+        "Conversation", "EXPIRY", "Extension", "FlowDescription", "HISTORY", "HandledUpdates", "Machine", "Peer",
+        "TIMEOUT", "after_end", "as_plain", "check_parameters", "describe", "diagram", "entry_times",
+        "is_unparsable", "opened_extension", "remembered", "report_refusal", "set_timer", "token_of", "with_entry",
+        "with_kept", "with_timers", "without_formatting",
     ],
     "stepwell.nodes.engine": [
         "DurableStep", "FINAL", "OpenWait", "QueuedRun", "RunTasks", "Status", "answer", "carry_trace", "durable_step",

@@ -19,7 +19,9 @@ from stepwell.codec.values import encode as encode_value
 from stepwell.codec.values import step as path_step
 from stepwell.dispatch import WAKE, Owner, TimerSource, serve_timers
 from stepwell.errors.wording import counted
+from stepwell.log.names import LAST as LAST_ENTRY
 from stepwell.log.names import log_tag
+from stepwell.log.tail import tail_of
 from stepwell.record import (
     DAY,
     KEEP,
@@ -60,6 +62,7 @@ __all__ = [
     "DAY",
     "KEEP",
     "LARGE_TEXT",
+    "LAST_ENTRY",
     "LOGS",
     "MASK",
     "NOWHERE",
@@ -146,6 +149,7 @@ __all__ = [
     "secret_fields_of",
     "serve_timers",
     "sync_on",
+    "tail_of",
     "to_json",
     "weight",
     "when_available",

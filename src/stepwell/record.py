@@ -102,7 +102,7 @@ TURNS: Final = ReservedNamespace('"turns"')
 QUARANTINE: Final = ReservedNamespace('"quarantine"')
 
 
-#: The end of the key of a turn, see ``slot.waiters.Turn``. No key is encoded like this.
+#: The end of the key of a turn, see ``slot.waiters.ClaimTurn``. No key is encoded like this.
 TURN: Final = " waiting"
 
 

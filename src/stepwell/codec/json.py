@@ -68,7 +68,17 @@ WrongType = msgspec.ValidationError
 
 
 def decoder(kind: Any) -> Callable[[str | bytes], Any]:
-    """Return a function that decodes JSON as one type. It raises ``MalformedJSON``, or ``WrongType``, a subclass."""
+    """Return a function that decodes JSON as one type. It raises ``MalformedJSON``, or ``WrongType``, a subclass.
+
+    Example::
+
+        from stepwell.engine import Struct, decoder, to_json
+
+        class Counter(Struct):
+            count: int = 0
+
+        assert decoder(Counter)(to_json(Counter(count=2))).count == 2
+    """
     decode: Callable[[str | bytes], Any] = msgspec.json.Decoder(kind).decode
     return decode
 

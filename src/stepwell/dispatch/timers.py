@@ -213,6 +213,8 @@ def serve_timers(
     flows: Sequence[str] | Any_ = ANY,
     lease: float = LEASE,
     concurrency: int = AT_ONCE,
+    topics: Sequence[str] = (),
+    what: str = "timers",
 ) -> TimerSource:
     """Return a block that serves the due timers of a namespace: ``async with serve_timers(...):``.
 
@@ -226,6 +228,8 @@ def serve_timers(
     Every process may serve the same timers: one of them claims a record, and the others find the timer moved. If it
     dies, another one calls the owner after the lease, so an owner may run twice, but its commit counts once.
 
+    ``topics``: notices after which it looks at once. ``what``: names its tasks.
+
     Example::
 
         async def done(slot):
@@ -236,4 +240,6 @@ def serve_timers(
         async with timers:
             assert await timers.tick() == 0
     """
-    return TimerSource(storage, namespace, owners, flows=flows, lease=lease, limits=[TaskLimit(concurrency)])
+    return TimerSource(
+        storage, namespace, owners, flows=flows, lease=lease, limits=[TaskLimit(concurrency)], topics=topics, what=what
+    )

@@ -13,9 +13,13 @@ from stepwell.fsm.conversation.extension import (
     with_kept,
     with_timers,
 )
+from stepwell.fsm.conversation.framework_objects import as_plain
 from stepwell.fsm.conversation.history import HISTORY, entry_times, with_entry
+from stepwell.fsm.conversation.parameters import check_parameters
 from stepwell.fsm.flows.description import FlowDescription, describe
 from stepwell.fsm.flows.diagram import diagram
+from stepwell.fsm.refusals import report_refusal
+from stepwell.fsm.update import Peer
 from stepwell.texts import is_unparsable, without_formatting
 
 __all__ = [
@@ -27,13 +31,17 @@ __all__ = [
     "FlowDescription",
     "HandledUpdates",
     "Machine",
+    "Peer",
     "after_end",
+    "as_plain",
+    "check_parameters",
     "describe",
     "diagram",
     "entry_times",
     "is_unparsable",
     "opened_extension",
     "remembered",
+    "report_refusal",
     "set_timer",
     "token_of",
     "with_entry",

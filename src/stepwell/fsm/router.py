@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import warnings
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from difflib import get_close_matches
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from stepwell import _portal
 from stepwell._backoff import backoff
@@ -22,7 +23,7 @@ from stepwell.fsm.filters import Condition, Filter, as_filter
 from stepwell.fsm.flows.hooks import takes
 from stepwell.fsm.machine import FSM
 from stepwell.fsm.refusals import sending
-from stepwell.fsm.update import KINDS, ON_REQUEST
+from stepwell.fsm.update import KINDS, ON_REQUEST, Update
 from stepwell.options import check, check_choice, check_function, check_instance, check_whole
 
 __all__ = ["Router"]
@@ -47,6 +48,26 @@ class Route(NamedTuple):
     #: The handler is a coroutine function, which needs no thread.
     is_async: bool
     remember: Remember
+
+
+class Attached(Protocol):
+    """What is attached to a router: it gets the updates that no handler matches."""
+
+    def is_control(self, update: Update) -> bool:
+        """Return whether an update stops or decides something, so that it must not wait for others."""
+        ...
+
+    async def control(self, update: Update) -> list[dict[str, Any]] | None:
+        """Do what a control tells. Return the calls to make, or ``None`` if the handlers get the update too."""
+        ...
+
+    async def admit(self, update: Any) -> Any:
+        """Take an update, and return what has become of it, with the calls to make in ``calls``."""
+        ...
+
+    def worker(self, *, send: Send, client: Any) -> AbstractAsyncContextManager[Any]:
+        """Return a block in which what was taken is worked off."""
+        ...
 
 
 class Router:
@@ -96,6 +117,7 @@ class Router:
         self._error_handlers: list[ErrorHandler] = []
         self._scope: tuple[Filter, ...] = ()
         self._lifecycle = RunsBeside()
+        self._attached: list[Attached] = []
 
     def on(self, *filters: Filter | Condition, attempts: int = 1, remember: Remember | None = None) -> Callable[[H], H]:
         """Decorate a handler, ``async def handler(ctx)``, for updates that match all these filters.
@@ -230,6 +252,28 @@ class Router:
         self._warn_if_unreachable("the included router")
         self._routes.append((self._scope, other))
 
+    def attach(self, other: Attached) -> None:
+        """Pass on what no handler matches, as ``Turns.attach`` does, and let the runner of this router serve it."""
+        if other not in self._attached:
+            self._attached.append(other)
+
+    @property
+    def attached(self) -> tuple[Attached, ...]:
+        """What gets the updates that no handler matches."""
+        return tuple(self._attached)
+
+    def is_control(self, update: Update) -> bool:
+        """Return whether an update stops or decides something, so that it must not wait for others of its chat."""
+        return any(other.is_control(update) for other in self._attached)
+
+    @asynccontextmanager
+    async def serving(self, send: Send, client: Any = None) -> AsyncIterator[None]:
+        """Serve what is attached within a block: what a runner of this router does while it runs."""
+        async with AsyncExitStack() as stack:
+            for other in self._attached:
+                await stack.enter_async_context(other.worker(send=self.send or send, client=client))
+            yield
+
     @property
     def allowed_updates(self) -> list[str] | None:
         """The kinds to request with ``setWebhook`` or ``getUpdates``; ``None`` if Telegram's default is enough.
@@ -271,9 +315,15 @@ class Router:
             raise InvalidOption(
                 "this router has no machine; make it with Router(fsm), or include it in a router with one"
             )
+        update = Update.of(update)
         conversation = Conversation(
             self.fsm, update, collects=True, enters=True, repeats=repeats, attempt=attempt, on_wait=on_wait
         )
+        for other in self._attached:
+            if other.is_control(update):
+                calls = await other.control(update)
+                if calls is not None:
+                    return calls, conversation
         async with conversation as ctx:
             if on_claim is not None:
                 await on_claim()
@@ -307,6 +357,8 @@ class Router:
                 if found is None:
                     found, on_error = self._find(ctx)
                     if found is None:
+                        for other in self._attached:
+                            ctx.calls.extend((await other.admit(ctx.update)).calls)
                         return
                     conversation.handler = found.handler
                     conversation.remembers_answers = found.remember == "answers"

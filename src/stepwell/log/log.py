@@ -215,6 +215,8 @@ class Log:
 
         Example::
 
+            log = Log(storage, "chats", 42)
+            await log.append("Hello", "Good morning")
             entries = await log.read()
             await log.compact(entries[-1], with_=[{"role": "system", "text": "They have said hello."}])
         """

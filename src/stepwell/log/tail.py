@@ -136,6 +136,11 @@ class Tail:
         names = names_of(first, len(bodies), write) if bodies else ()
         return {name: self.seal.seal_body("p", name, body) for name, body in zip(names, bodies, strict=True)}
 
+    def with_entries(self, change: Change, stored: Stored | None, bodies: Sequence[bytes]) -> Change:
+        """Return a change of the record that appends values too. ``stored``: the record, read with its last entry."""
+        parts = self.entry_parts(self.known_of(stored).next, bodies, change.write)
+        return replaced(change, parts={**change.parts, **parts})
+
     def change(
         self, known: Known, options: LogOptions, fields: dict[str, Any], marks: Mapping[str, range], **change: Any
     ) -> Change:
@@ -335,7 +340,20 @@ def _marks_of(data: Mapping[Any, Any]) -> dict[str, range]:
 
 
 def tail_of(storage: Storage, namespace: str, key: Any, address: Address) -> Tail:
-    """Return the end of a log, which all ``Log`` objects of a storage share."""
+    """Return the end of a log, which all ``Log`` objects of a storage share.
+
+    With it a record that has a log beside its other parts appends to the log in one write with them.
+
+    Example::
+
+        from stepwell.engine import LAST_ENTRY, LOGS, Get, tail_of
+
+        log = Log(storage, "chats", 42)
+        await log.append("Hello")
+        tail = tail_of(storage, LOGS, ("chats", 42), log.address)
+        stored = await storage.perform(Get(log.address, LAST_ENTRY))
+        assert tail.known_of(stored).next == 2
+    """
     tails = storage.tails
     tail: Tail | None = tails.pop(address, None)
     if tail is None or tail.loop is not asyncio.get_running_loop():

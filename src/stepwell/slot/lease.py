@@ -13,9 +13,18 @@ from time import monotonic
 from types import TracebackType
 from typing import Self
 
-from stepwell.errors import Busy, Conflict, StepwellError, StorageClosed, StorageFull, StorageUnavailable, UsageError
+from stepwell.errors import (
+    Busy,
+    Conflict,
+    LeaseLost,
+    StepwellError,
+    StorageClosed,
+    StorageFull,
+    StorageUnavailable,
+    UsageError,
+)
 from stepwell.record import Address, Stored, Version
-from stepwell.slot.waiters import Turn, WaiterQueue, held_tokens, join_queue, leave_queue, must_check_turn
+from stepwell.slot.waiters import ClaimTurn, WaiterQueue, held_tokens, join_queue, leave_queue, must_check_turn
 from stepwell.storage.contract import Storage
 from stepwell.storage.operations import Claim, Claimed, Guard, Release
 
@@ -149,6 +158,17 @@ class Lease:
     def _set_now(self, now: float) -> None:
         self.now, self._now_at = now, monotonic()
 
+    async def check(self) -> None:
+        """Raise ``LeaseLost`` if another holder may have the claim: this process may have been stopped for a while.
+
+        Call it before something that no guard of a write refuses, such as sending a message.
+        """
+        if self._lost:
+            raise LeaseLost(self.address.text)
+        if monotonic() - self._now_at > self._lease / 2:
+            claimed: Claimed = await self.storage.perform(Claim(self.address, self._token, self._lease, renew=True))
+            self._set_now(claimed.now)
+
     async def confirm(self) -> None:
         """Return once all loaded data is as durable as an acknowledged write; see ``Storage.confirm``."""
         await self.storage.confirm(Claim(self.address, self._token, self._lease, renew=True))
@@ -159,7 +179,7 @@ class Lease:
         ``remaining``: the seconds until the lease of another holder ends, or 0.
         """
         storage = self.storage
-        turn = Turn(storage, self.address, self._token) if storage.shared else None
+        turn = ClaimTurn(storage, self.address, self._token) if storage.shared else None
         pause = FIRST_POLL
         # Not the time in the queue of this process, where updates of one key wait for slow handlers in turn.
         log_at = monotonic() + LONG_WAIT
@@ -212,6 +232,7 @@ class Lease:
                 # A renewal must not open the storage again.
                 raise StorageClosed
             claimed = await self.storage.perform(Claim(self.address, self._token, self._lease, renew=True))
+            self._set_now(claimed.now)
             if self.on_version is not None and claimed.record is not None:
                 self.on_version(claimed.record.version)
         except Conflict:

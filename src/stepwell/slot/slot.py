@@ -361,35 +361,35 @@ class Slot(Lease):
         decide: Callable[[Stored | None], Change | None],
         *,
         parts: bool | Range | tuple[str, ...] = False,
-        keep: bool = True,
-    ) -> Applied | None:
-        """Read the record, and write the change that ``decide`` returns for it; see ``Storage.edit``.
+        keep: Callable[[], bool] = lambda: True,
+    ) -> bool:
+        """Read the record, write the change that ``decide`` returns for it, and return whether there was one.
 
-        For records that others write without a claim: ``decide`` gets what they have written meanwhile. The write
-        releases the claim, unless ``keep`` is true. Raises ``LeaseLost`` or ``RecordReplaced`` if nothing was written.
+        For records that others write without a claim: ``decide`` gets what they have written meanwhile; see
+        ``Storage.edit``. The write releases the claim, unless ``keep`` returns true after ``decide``. Raises
+        ``LeaseLost`` or ``RecordReplaced`` if nothing was written, and ``UsageError`` if the slot is not held.
         """
         if not self._holding:
             raise UsageError("this slot is not held; a commit without keep=True has released it")
         if self._lost:
             raise LeaseLost(self.address.text)
-        head: Head | Keep = KEEP
+        written: Apply | None = None
 
-        def noted(stored: Stored | None) -> Change | None:
-            nonlocal head
-            change = decide(stored)
-            head = KEEP if change is None else change.head
-            return change
+        def apply(address: Address, change: Change, guard: Guard) -> Apply:
+            nonlocal written
+            held = replaced(guard, token=self._token, base=self.base)
+            written = Apply(address, change, held, "keep" if keep() else "release", self._lease)
+            return written
 
-        applied = await self.storage.edit(
-            self.address, noted, parts=parts, guard=self.guard, then="keep" if keep else "release", lease=self._lease
-        )
-        if applied is not None:
-            self._holding = keep
-            self._set_now(applied.now)
-            self.base, self.version = applied.base, applied.version
-            if head is not KEEP:
-                self.head = self._stored_head = self._seal.open_head(head.text)
-        return applied
+        applied = await self.storage.edit(self.address, decide, parts=parts, apply=apply)
+        if applied is None or written is None:
+            return False
+        self._holding = written.then == "keep"
+        self._set_now(applied.now)
+        self.base, self.version = applied.base, applied.version
+        if written.change.head is not KEEP:
+            self.head = self._stored_head = self._seal.open_head(written.change.head.text)
+        return True
 
     @property
     def deletes(self) -> bool:

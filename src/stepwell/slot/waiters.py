@@ -14,7 +14,7 @@ from stepwell.record import TURN, Address
 from stepwell.storage.contract import Storage
 from stepwell.storage.operations import Claim, Claimed, Release
 
-__all__ = ["Turn", "WaiterQueue", "held_tokens", "join_queue", "leave_queue", "must_check_turn", "turn_of"]
+__all__ = ["ClaimTurn", "WaiterQueue", "held_tokens", "join_queue", "leave_queue", "must_check_turn", "turn_of"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ def must_check_turn(storage: Storage, address: Address, now: float) -> bool:
     return True
 
 
-class Turn:
+class ClaimTurn:
     """The right to claim an address next, across processes: a short lease on a second address.
 
     Only the waiter with the turn polls the address. A process that reuses an address takes the turn first now and

@@ -211,6 +211,11 @@ class Storage(Lifecycle):
         """Identifies the store: storage objects of one process with the same key receive each other's notices."""
         return self
 
+    @property
+    def notices_reach_processes(self) -> bool:
+        """Whether notices reach all processes that use the store. Otherwise those of other processes must poll."""
+        return not self.shared or self._channel is not None
+
     async def notify(self, topic: str) -> None:
         """Wake the listeners of a topic. Best effort: a notice may be lost, so listeners must poll too.
 

@@ -6,11 +6,10 @@ import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from stepwell._secrets import quoted
 from stepwell.codec import Seal, address_of, check_name, encode_key, encode_namespace
-from stepwell.codec.json import replaced
 from stepwell.codec.large import open_data, seal_data
 from stepwell.errors import CorruptRecord, InvalidOption, KeyMissing, RecordExists, StepwellError, VersionChanged
 from stepwell.options import check_instance, check_number
@@ -169,15 +168,13 @@ class Facade(ABC):
         *,
         known: Stored | None = None,
         parts: bool | Range | tuple[str, ...] = False,
-        guard: Guard | None = None,
-        then: Literal["release", "keep"] = "release",
-        lease: float = 0.0,
+        apply: Callable[[Address, Change, Guard], Apply] = Apply,
     ) -> Applied | None:
         """Read a record, and write the change that ``decide`` returns for it, if it has not changed since.
 
         If another writer was faster, it reads the record and calls ``decide`` again. Return ``None`` if ``decide``
         does. ``known``: the record as it was read before, to save the first read. ``parts``: the parts to read, see
-        ``Get``. ``guard``: further conditions of the write. ``then`` and ``lease``: see ``Apply``.
+        ``Get``. ``apply``: returns the write, for further conditions.
 
         Example::
 
@@ -198,10 +195,9 @@ class Facade(ABC):
                 return None
             if stored is not None and not change.delete:
                 self.seal(address).check_keys(stored)
-            version = None if stored is None else stored.version
-            unchanged = replaced(guard or _NO_GUARD, absent=stored is None, version=version)
+            guard = Guard(absent=True) if stored is None else Guard(version=stored.version)
             try:
-                applied: Applied = await self.perform(Apply(address, change, unchanged, then, lease))
+                applied: Applied = await self.perform(apply(address, change, guard))
             except (VersionChanged, RecordExists):
                 stored = None
             else:
@@ -319,7 +315,6 @@ class Facade(ABC):
 
 #: Namespaces whose records may be as large as those of runs.
 _LARGE_NAMESPACES = frozenset({INBOX, LOGS, RUNS, QUARANTINE, STREAMS, TURNS})
-_NO_GUARD = Guard()
 
 
 def _quarantine_of(address: Address) -> Address:

@@ -293,6 +293,10 @@ class SealedStorage(Storage):
     def wake_key(self) -> Hashable:
         return self.inner.wake_key
 
+    @property
+    def notices_reach_processes(self) -> bool:
+        return self.inner.notices_reach_processes
+
     async def notify(self, topic: str) -> None:
         await self.inner.notify(topic)
 

@@ -21,6 +21,7 @@ from stepwell.record import PROCESSES
 from stepwell.storage import Storage
 from stepwell.storage.state_storage import is_configured
 from stepwell.storage.transport.starting import when_available
+from stepwell.telegram.sending.sender import Sender
 
 __all__ = ["beside", "flows_beside", "prepared"]
 
@@ -51,19 +52,20 @@ async def prepared(router: Router, client: BotMethods, *, wait: bool) -> AsyncIt
 
 
 @contextlib.asynccontextmanager
-async def beside(router: Router, client: BotMethods, *, runs: bool, wait: bool) -> AsyncIterator[None]:
-    """Run the workers of a router, unless ``runs`` is false, and its other blocks. They end in reverse order."""
+async def beside(router: Router, sender: Sender, *, runs: bool, wait: bool) -> AsyncIterator[None]:
+    """Run the workers of a router, unless ``runs`` is false, its turns and its other blocks. They end in reverse."""
     async with contextlib.AsyncExitStack() as stack:
         if runs:
             await stack.enter_async_context(_watching_submits())
         for each in (each for lifecycle in router.lifecycles for each in lifecycle.beside):
             if not isinstance(each, WorkerOptions):
-                await stack.enter_async_context(each(client))
+                await stack.enter_async_context(each(sender.client))
             elif runs:
                 made = _worker_of(router, each)
                 if not made.storage.is_open:
                     stack.push_async_callback(made.storage.close)
                 await when_available(partial(stack.enter_async_context, made), made.storage, wait=wait)
+        await stack.enter_async_context(router.serving(sender.send, sender.client))
         yield
 
 

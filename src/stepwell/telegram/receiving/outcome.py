@@ -19,7 +19,7 @@ from stepwell.telegram.calls.client import BotClient
 from stepwell.telegram.receiving.press import Press
 from stepwell.telegram.sending.sender import Sender
 
-__all__ = ["TEMPORARY", "Unfinished", "chat_of", "log_of_outages", "sender_for_timers"]
+__all__ = ["TEMPORARY", "Unfinished", "chat_of", "line_of", "log_of_outages", "sender_for_timers"]
 
 logger: logging.Logger = logging.getLogger("stepwell.telegram")
 
@@ -138,6 +138,11 @@ class Unfinished:
             return False
         self._conflicts += 1
         return self._conflicts < ATTEMPTS
+
+
+def line_of(router: Router, update: Update) -> Any:
+    """Return the updates that an update waits for: those of its chat, or none if it stops or decides something."""
+    return ("control", update.update_id) if router.is_control(update) else chat_of(update)
 
 
 def chat_of(update: Update) -> Any:

@@ -26,7 +26,7 @@ from stepwell.telegram.calls.client import BotClient
 from stepwell.telegram.calls.reading import is_update, number_in
 from stepwell.telegram.receiving.aside import text_of
 from stepwell.telegram.receiving.inbox import MOST_ATTEMPTS, Inbox
-from stepwell.telegram.receiving.outcome import TEMPORARY, Unfinished, chat_of, log_of_outages
+from stepwell.telegram.receiving.outcome import TEMPORARY, Unfinished, chat_of, line_of, log_of_outages
 from stepwell.telegram.receiving.press import Press
 from stepwell.telegram.sending.sender import Sender
 
@@ -350,7 +350,7 @@ class Poller:
     def _start(self, update: dict[str, Any], *, new: bool = False) -> None:
         """Handle an update now, or after the earlier ones of its chat. A new one is dropped if they take too much."""
         seen = Update.of(update)
-        chat, key, finished, size = chat_of(seen), None, None, 0
+        chat, key, finished, size = line_of(self._router, seen), None, None, 0
         queue = self._queues.get(chat)
         if queue is not None:
             size = self._inbox.size_of(update)

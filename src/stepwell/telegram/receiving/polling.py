@@ -93,7 +93,7 @@ async def run_polling(
             entered = partial(_enter, stack, router.fsm, poller)
             await stack.enter_async_context(prepared(router, client, wait=wait_for_storage))
             await when_available(entered, router.fsm.storage, wait=wait_for_storage)
-            await stack.enter_async_context(beside(router, client, runs=run_workers, wait=wait_for_storage))
+            await stack.enter_async_context(beside(router, poller.sender, runs=run_workers, wait=wait_for_storage))
             with _signals(poller):
                 if on_start is not None:
                     on_start(me)

@@ -24,7 +24,7 @@ from stepwell.telegram.calls.reading import read_update
 from stepwell.telegram.calls.token import find_token
 from stepwell.telegram.receiving.aside import set_aside
 from stepwell.telegram.receiving.beside import beside, prepared
-from stepwell.telegram.receiving.outcome import TEMPORARY, Unfinished, chat_of, log_of_outages, sender_for_timers
+from stepwell.telegram.receiving.outcome import TEMPORARY, Unfinished, line_of, log_of_outages, sender_for_timers
 from stepwell.telegram.sending.limits import SendLimits
 from stepwell.telegram.sending.sender import OnSendError, Sender
 
@@ -103,8 +103,8 @@ class _Delivery:
 
     __slots__ = ("chat", "failed_at", "response", "unfinished")
 
-    def __init__(self, update: Update, client: BotClient) -> None:
-        self.chat: Any = chat_of(update)
+    def __init__(self, update: Update, client: BotClient, chat: Any) -> None:
+        self.chat: Any = chat
         #: ``None`` once the update is answered.
         self.unfinished: Unfinished | None = Unfinished(update, client)
         #: The status for the last delivery.
@@ -159,7 +159,7 @@ class Webhook:
             await stack.enter_async_context(prepared(self.router, self.sender.client, wait=self._waits))
             entered = partial(stack.enter_async_context, self.router.fsm)
             await when_available(entered, self.router.fsm.storage, wait=self._waits)
-            blocks = beside(self.router, self.sender.client, runs=self._runs, wait=self._waits)
+            blocks = beside(self.router, self.sender, runs=self._runs, wait=self._waits)
             await stack.enter_async_context(blocks)
             self._stack = stack.pop_all()
         return self
@@ -202,7 +202,8 @@ class Webhook:
         content = blake2b(body, digest_size=16).digest()
         delivery, loop = self._deliveries.get(content), asyncio.get_running_loop()
         if delivery is None or (delivery.response is not None and delivery.response.get_loop() is not loop):
-            delivery = _Delivery(Update.of(update), self.sender.client)
+            received = Update.of(update)
+            delivery = _Delivery(received, self.sender.client, line_of(self.router, received))
             self._remember(content, delivery)
         if delivery.response is None or _has_failed(delivery.response):
             previous = self._last.get(delivery.chat)

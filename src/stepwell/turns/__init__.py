@@ -1,0 +1,36 @@
+"""Turns: messages of people are collected and answered by an agent, which may be slow, stopped and killed."""
+
+from stepwell.errors import UnknownOutcome
+from stepwell.turns.admission import Admission
+from stepwell.turns.control import Decided
+from stepwell.turns.events import MessageTaken, TurnEnded, TurnEvent, TurnStarted, subscribe
+from stepwell.turns.history import History
+from stepwell.turns.message import Message
+from stepwell.turns.question import Decision
+from stepwell.turns.status import FailedTurn, QuestionStatus, ToolStatus, TurnStatus
+from stepwell.turns.tools import current_turn, tool
+from stepwell.turns.turn import Stream, Turn
+from stepwell.turns.turns import Turns
+
+__all__ = [
+    "Admission",
+    "Decided",
+    "Decision",
+    "FailedTurn",
+    "History",
+    "Message",
+    "MessageTaken",
+    "QuestionStatus",
+    "Stream",
+    "ToolStatus",
+    "Turn",
+    "TurnEnded",
+    "TurnEvent",
+    "TurnStarted",
+    "TurnStatus",
+    "Turns",
+    "UnknownOutcome",
+    "current_turn",
+    "subscribe",
+    "tool",
+]

@@ -1,0 +1,318 @@
+"""One attempt of a turn in this process: its handler, and all that it has done so far."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from stepwell.effects import Replay
+from stepwell.engine import Get, Stored, decode_key, replaced
+from stepwell.errors import Conflict, LeaseLost, StepwellError, UsageError
+from stepwell.turns.base import AttemptBase, RunnerBase
+from stepwell.turns.held import HeldRecord
+from stepwell.turns.history import History
+from stepwell.turns.message import Message
+from stepwell.turns.question import Decision, Questions
+from stepwell.turns.record import Running, StopReason, TurnTable, message_part, table_of
+from stepwell.turns.tools import Tools, current
+from stepwell.turns.turn import Stream, Turn
+
+__all__ = ["Attempt"]
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Attempt(AttemptBase):
+    """Runs the handler of a turn once. It is suspended while the handler waits for people only."""
+
+    def __init__(self, runner: RunnerBase, record: HeldRecord) -> None:
+        turn = record.table.turn
+        assert turn is not None
+        self.runner: RunnerBase = runner
+        self.record: HeldRecord = record
+        self.turn_id: str = turn.id
+        self.number: int = turn.attempt
+        #: The token of the claim under which it has begun or gone on.
+        self.token: str = turn.runner
+        self.conversation: Any = decode_key(record.address.key)[1]
+        self.client: Any = runner.client
+        self.history: History = History(record.storage, runner.turns.bot, self.conversation, collects=True)
+        self.turn: Turn = Turn(self, self._messages(turn), self.history)
+        self.tools: Tools = Tools(self, record.parts)
+        self.questions: Questions = Questions(self)
+        #: What the handler has answered, in order: calls and streams.
+        self.outputs: list[dict[str, Any] | Stream] = []
+        #: Another worker has the turn, or the record is gone.
+        self.lost: bool = False
+        #: Why it was stopped.
+        self.stop_reason: StopReason | None = None
+        self._own_stream: Stream | None = None
+        self._busy = 0
+        self._suspended = asyncio.Event()
+        self._watch: asyncio.Task[None] | None = None
+        #: The task of the handler.
+        self.task: asyncio.Task[None] = asyncio.create_task(self._run(), name=f"stepwell-turn {turn.id}")
+
+    # What its handler does
+
+    @property
+    def where(self) -> dict[str, Any]:
+        return self.turn.where
+
+    async def call_tool(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        replay: Replay,
+        name: str | None = None,
+        call_id: str | None = None,
+    ) -> Any:
+        return await self.tools.call(function, args, kwargs, replay=replay, name=name, call_id=call_id)
+
+    async def ask(self, text: str, **options: Any) -> Decision:
+        return await self.questions.ask(text, **options)
+
+    def output(self, call: dict[str, Any]) -> None:
+        self._check_open()
+        self.outputs.append(call)
+
+    def new_stream(self, params: dict[str, Any]) -> Stream:
+        self._check_open()
+        stream = Stream({**self.turn.where, **params}, self.runner.on_write(self))
+        self.outputs.append(stream)
+        return stream
+
+    async def steered(self) -> list[Message]:
+        if self.runner.turns.rules.on_busy != "steer":
+            return []
+        found: tuple[Any, ...] = ()
+
+        def moved(table: TurnTable) -> TurnTable | None:
+            nonlocal found
+            turn, found = self.own(table), table.waiting
+            if not found:
+                return None
+            turn = replaced(turn, messages=turn.messages + found)
+            return replaced(table, turn=turn, waiting=(), window=None)
+
+        with self.busy():
+            if not await self.write(moved):
+                return []
+            await self.record.read_parts([message_part(each.seq) for each in found])
+        messages = [self._message(each.seq) for each in found]
+        self.turn.messages += messages
+        return messages
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        self._check_open()
+        self._busy += 1
+        try:
+            yield
+        finally:
+            self._busy -= 1
+            self.may_be_suspended()
+
+    def may_be_suspended(self) -> None:
+        if self.questions.waits and not self._busy:
+            self._suspended.set()
+
+    # Writing
+
+    def own(self, table: TurnTable) -> Running:
+        turn = table.turn
+        if turn is None or turn.id != self.turn_id or turn.runner != self.token:
+            raise LeaseLost(self.record.address.text)
+        return turn
+
+    async def write(self, change: Callable[[TurnTable], TurnTable | None], parts: Any = None, **options: Any) -> bool:
+        try:
+            return await self.record.write(change, parts, **options)
+        except Conflict:
+            self.abandon()
+            raise
+
+    async def store(self, parts: Mapping[str, str | None]) -> None:
+
+        def unchanged(table: TurnTable) -> TurnTable:
+            self.own(table)
+            return table
+
+        await self.write(unchanged, parts)
+
+    async def deliver(self) -> None:
+        await self.runner.deliver(self.record)
+
+    async def protected(self, work: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.ensure_future(work)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await asyncio.wait({task})
+            if not task.cancelled():
+                # It is stored; the error, if any, belongs to the cancelled call.
+                task.exception()
+            raise
+
+    # Its course
+
+    async def drive(self) -> bool:
+        """Wait until the handler has ended, and return ``True``; ``False`` if it waits for people only."""
+        if self._watch is None:
+            self._watch = asyncio.create_task(self._watch_record(), name="stepwell-turn-watch")
+        suspended = asyncio.create_task(self._suspended.wait())
+        try:
+            await asyncio.wait({self.task, suspended}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            suspended.cancel()
+        self._suspended.clear()
+        if self.task.done():
+            await self._end_watch()
+            return True
+        return False
+
+    async def resume(self, record: HeldRecord) -> None:
+        """Go on under another claim of the same record."""
+        turn = record.table.turn
+        assert turn is not None
+        self.record, self.token = record, turn.runner
+        self.take_news(turn)
+
+    def take_news(self, turn: Running) -> None:
+        """Stop the handler if its turn is to stop, and let its asks go on that have an answer."""
+        if turn.stop is not None:
+            self.stop(turn.stop)
+        self.questions.wake()
+
+    def stop(self, reason: StopReason) -> None:
+        """Cancel the handler, which ends at its next ``await``."""
+        if not self.turn.stopped.is_set():
+            self.stop_reason = reason
+            self.turn.stopped.set()
+            self.task.cancel()
+
+    def abandon(self) -> None:
+        """Cancel the handler: another worker has the turn. Nothing that it does is stored or sent."""
+        self.lost = True
+        self.task.cancel()
+
+    async def cancel(self) -> None:
+        """Cancel the handler and wait for its end, because this worker stops."""
+        await self._end_watch()
+        if not self.task.done():
+            self.task.cancel()
+            await asyncio.wait({self.task})
+
+    @property
+    def text(self) -> str:
+        """All texts of the answer."""
+        texts = [
+            each.text if isinstance(each, Stream) else each.get("text", "")
+            for each in self.outputs
+            if isinstance(each, Stream) or each.get("method") == "sendMessage"
+        ]
+        return "\n".join(text for text in texts if text)
+
+    # Internal
+
+    async def _run(self) -> None:
+        try:
+            await self._handle(self.runner.turns.handler_function)
+        except (SystemExit, KeyboardInterrupt) as error:
+            # Raised in a task, it would end the loop and all other turns.
+            raise UsageError(f"the handler raised {type(error).__name__}; a handler cannot end the program") from error
+
+    async def _handle(self, handler: Callable[[Turn], Any]) -> None:
+        current.set(self.turn)
+        if not inspect.isasyncgenfunction(handler):
+            await handler(self.turn)
+            return
+        stream: Stream | None = None
+        async for piece in handler(self.turn):
+            if stream is None:
+                stream = self.new_stream({})
+            stream.write(piece)
+
+    async def _watch_record(self) -> None:
+        """Watch for a stop, for the loss of the claim, and keep the timer of the turn in the future."""
+        runner, news = self.runner, asyncio.Event()
+        unlisten = self.record.storage.listen(runner.turns.topic_of(self.record.address), news.set)
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(runner.watch_every):
+                        await news.wait()
+                except TimeoutError:
+                    pass
+                news.clear()
+                try:
+                    await self._look()
+                except Conflict:
+                    return
+                except StepwellError as error:
+                    logger.debug("the record of turn %s cannot be read: %s", self.turn_id, error)
+        finally:
+            unlisten()
+
+    async def _look(self) -> None:
+        if self.record.slot.lost:
+            return self.abandon()
+        stored: Stored | None = await self.record.storage.perform(Get(self.record.address))
+        table = table_of(self.record.seal, stored)
+        turn, slot = table.turn, self.record.slot
+        if turn is None or turn.id != self.turn_id or turn.runner != self.token:
+            # After an end write of its own, nobody reads this any more.
+            return self.abandon()
+        if not slot.holding or stored is None:
+            # It waits for people. Who serves their answer claims the record first.
+            return None
+        if slot.version is None or stored.version >= slot.version:
+            self.record.table = table
+            self.take_news(turn)
+        if turn.check is not None and turn.stop is None:
+            await self._heartbeat(turn.check)
+        return None
+
+    async def _heartbeat(self, check: float) -> None:
+        """Move the time at which another worker looks after the turn, before it is reached."""
+        lease, slot = self.runner.turns.lease, self.record.slot
+        if check - slot.time() > lease / 2:
+            return
+
+        def later(table: TurnTable) -> TurnTable:
+            turn = self.own(table)
+            return replaced(table, turn=replaced(turn, check=slot.time() + lease))
+
+        await self.write(later)
+
+    async def _end_watch(self) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.cancel()
+            await asyncio.wait({watch})
+
+    def _check_open(self) -> None:
+        if self.task_ended:
+            raise UsageError("this turn has ended; answer, ask and call tools within its handler")
+
+    @property
+    def task_ended(self) -> bool:
+        """Whether the handler has ended. It may have started tasks that go on."""
+        task = getattr(self, "task", None)
+        return task is not None and task.done()
+
+    def _messages(self, turn: Running) -> list[Message]:
+        return [self._message(each.seq) for each in turn.messages]
+
+    def _message(self, seq: int) -> Message:
+        part = message_part(seq)
+        stored = self.record.seal.value("p", part, self.record.parts[part])
+        return Message.of(stored["update"], stored["at"])

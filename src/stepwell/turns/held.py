@@ -1,0 +1,124 @@
+"""The record of a conversation under the claim of the runner of its turn."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from stepwell import Storage
+from stepwell.engine import (
+    KEEP,
+    LAST_ENTRY,
+    TURNS,
+    Address,
+    Change,
+    Get,
+    Seal,
+    Slot,
+    Stored,
+    backoff,
+    decode_key,
+    tail_of,
+)
+from stepwell.errors import RecordReplaced, StorageError, StorageUnavailable
+from stepwell.turns.record import WORKING_PARTS, TurnTable, change_of, table_of
+
+__all__ = ["HeldRecord"]
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+#: Parts to write, or a function of the table before and after the write that returns them.
+Parts: TypeAlias = Callable[[TurnTable, TurnTable], Mapping[str, str | None]] | Mapping[str, str | None]
+#: Seconds before a write is tried again while the storage is away: the first pause, and the longest.
+PAUSES = (0.1, 5.0)
+
+
+class HeldRecord:
+    """Reads and writes the record of a conversation while this process has its claim."""
+
+    def __init__(self, name: str, slot: Slot) -> None:
+        self.slot: Slot = slot
+        self.storage: Storage = slot.storage
+        self.address: Address = slot.address
+        self.seal: Seal = slot.storage.seal(slot.address)
+        self.table: TurnTable = TurnTable()
+        #: All parts but the history, as sealed texts.
+        self.parts: dict[str, str] = {}
+        self._name = name
+        key = decode_key(slot.address.key)
+        self._tail = tail_of(slot.storage, TURNS, key, slot.address)
+
+    async def load(self) -> None:
+        """Read the record and its working parts."""
+        stored = await self._get(WORKING_PARTS)
+        self.table = table_of(self.seal, stored)
+        self.parts = {} if stored is None else dict(stored.parts or {})
+
+    async def read_parts(self, names: Sequence[str]) -> None:
+        """Read parts that others have added."""
+        stored = await self._get(tuple(names))
+        self.parts.update({} if stored is None else stored.parts or {})
+
+    async def _get(self, parts: Any) -> Stored | None:
+        stored: Stored | None = await self.storage.perform(Get(self.address, parts))
+        if stored is not None and self.slot.base and stored.base != self.slot.base:
+            raise RecordReplaced(self.address.text)
+        return stored
+
+    async def write(
+        self,
+        change: Callable[[TurnTable], TurnTable | None],
+        parts: Parts | None = None,
+        *,
+        entries: Sequence[bytes] = (),
+        keep: Callable[[TurnTable], bool] = lambda table: True,
+        tags: Callable[[tuple[str, ...]], tuple[str, ...]] | None = None,
+    ) -> bool:
+        """Change the table, and parts beside it, and return whether anything was written: not if ``change`` does not.
+
+        ``change`` gets the table as it is stored now, and again if another writer was faster. ``entries``: JSON to
+        append to the history. ``keep``: whether the claim stays after the write. ``tags``: returns the tags after it.
+        While the storage is away the write is tried again. Raises ``LeaseLost`` or ``RecordReplaced``.
+        """
+        written: tuple[TurnTable, Mapping[str, str | None]] = (self.table, {})
+        stays = True
+
+        def decide(stored: Stored | None) -> Change | None:
+            nonlocal written, stays
+            before = table_of(self.seal, stored)
+            after = change(before)
+            if after is None:
+                return None
+            chosen = dict((parts(before, after) if callable(parts) else parts) or {})
+            written = after, dict(chosen)
+            stays = keep(after)
+            known = () if stored is None else stored.tags
+            wanted = known if tags is None else tags(known)
+            made = change_of(
+                self.storage, self.address, self._name, after, now=self.slot.time(), parts=chosen,
+                tags=KEEP if wanted == known else wanted,
+            )  # fmt: skip
+            return self._tail.with_entries(made, stored, entries) if entries else made
+
+        failures = 0
+        while True:
+            try:
+                if not await self.slot.edit(decide, parts=LAST_ENTRY if entries else False, keep=lambda: stays):
+                    return False
+                break
+            except StorageError as error:
+                if (isinstance(error, StorageUnavailable) and error.final) or self.slot.lost:
+                    raise
+                failures += 1
+                if failures == 1:
+                    logger.warning("%s waits for the storage: %s", self.address.text, error)
+                await asyncio.sleep(backoff(failures, *PAUSES))
+        self.table, changed = written
+        for name, text in changed.items():
+            if text is None:
+                self.parts.pop(name, None)
+            else:
+                self.parts[name] = text
+        return True

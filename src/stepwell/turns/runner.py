@@ -1,0 +1,461 @@
+"""The runner of turns: claims a conversation whose timer is due, runs its turn, ends it, and sends the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from stepwell.engine import Address, Slot, backoff, call_function, masked_text, replaced
+from stepwell.errors import BotApiError, BotUnavailable, Conflict, StepwellError
+from stepwell.fsm.engine import report_refusal
+from stepwell.turns.attempt import Attempt
+from stepwell.turns.base import RunnerBase, Send, TurnsBase
+from stepwell.turns.held import HeldRecord
+from stepwell.turns.policy import advanced
+from stepwell.turns.question import earliest_deadline, with_timeouts
+from stepwell.turns.record import (
+    HANDLED,
+    MOST_HANDLED,
+    Running,
+    StopReason,
+    TurnTable,
+    failed_part,
+    message_part,
+    question_part,
+    send_part,
+)
+from stepwell.turns.turn import Stream
+
+__all__ = ["Runner"]
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+#: Seconds before calls are sent again that could not be sent: the first pause, the longest, and how often.
+RESEND: Final = (1.0, 300.0)
+MOST_FAILURES: Final = 20
+#: Seconds for the last write of a turn that is interrupted because its worker stops.
+STOP_TIMEOUT: Final = 5.0
+#: The most failed turns that a conversation keeps.
+MOST_FAILED: Final = 10
+#: The most bytes of the error of a failed turn.
+LONGEST_ERROR: Final = 2000
+
+
+class Runner(RunnerBase):
+    """Runs the turns of one ``Turns`` in this process."""
+
+    def __init__(self, turns: TurnsBase, send: Send, *, client: Any = None, watch_every: float) -> None:
+        self.turns: TurnsBase = turns
+        self.send: Send = send
+        #: The client of the bot, for ``turn.bot``.
+        self.client: Any = client
+        #: Seconds between two looks at the record of a running turn, if no notice arrives.
+        self.watch_every: float = watch_every
+        #: The attempts that wait for people.
+        self.suspended: dict[Address, Attempt] = {}
+        #: The attempts whose handler runs.
+        self.running: dict[Address, Attempt] = {}
+
+    async def serve(self, slot: Slot) -> bool | None:
+        """Serve a conversation whose timer is due, as long as it has anything to do. The slot is held."""
+        record = HeldRecord(self.turns.name, slot)
+        await record.load()
+        attempt = self._suspended_of(record)
+        try:
+            while True:
+                if not await self.deliver(record):
+                    return None
+                if attempt is None:
+                    attempt = await self._begin(record)
+                elif not await self._resume(attempt, record):
+                    return None
+                if attempt is None:
+                    return None
+                self.running[slot.address] = attempt
+                try:
+                    ended = await attempt.drive()
+                finally:
+                    self.running.pop(slot.address, None)
+                if ended:
+                    await self._end(attempt)
+                    if attempt.lost or not slot.holding:
+                        return None
+                    attempt = None
+                elif await self._suspend(attempt):
+                    return None
+        except asyncio.CancelledError:
+            if attempt is not None:
+                await asyncio.shield(self._leave(attempt))
+            raise
+        except Conflict as error:
+            # Another worker has the conversation.
+            logger.warning("the turn at %s goes on in another worker: %s", slot.address.text, error)
+            if attempt is not None:
+                attempt.abandon()
+                await attempt.cancel()
+            return None
+
+    def stop(self, address: Address, turn_id: str | None, reason: StopReason) -> None:
+        """Stop a turn that runs in this process, at once. The table says so too."""
+        attempt = self.running.get(address)
+        if attempt is not None and turn_id in (None, attempt.turn_id):
+            attempt.stop(reason)
+
+    async def close(self) -> None:
+        """Cancel the handlers that wait for people. Their questions stay open."""
+        attempts = list(self.suspended.values())
+        self.suspended.clear()
+        for attempt in attempts:
+            await attempt.cancel()
+
+    def on_write(self, attempt: Attempt) -> Callable[[Stream], None]:
+        """Return what is called with each piece of a stream."""
+        return lambda stream: None
+
+    # Sending
+
+    async def deliver(self, record: HeldRecord) -> bool:
+        """Send the stored calls in order, and remove each; ``False`` if one cannot be sent now."""
+        while names := sorted(name for name in record.parts if name.startswith("s:")):
+            name = names[0]
+            call = record.seal.value("p", name, record.parts[name])
+            await record.slot.check()
+            failures = record.table.send_failures
+            try:
+                await call_function(self.send, call)
+            except Exception as error:  # noqa: BLE001 it is logged, and the call is tried again or dropped
+                if not self._is_final(call, error, failures + 1):
+                    await self._send_later(record, failures + 1)
+                    return False
+            is_last = len(names) == 1
+            await record.write(_sent, {name: None}, keep=_has_work if is_last else _always)
+            if not record.slot.holding:
+                return False
+        return True
+
+    def _is_final(self, call: Mapping[str, Any], error: Exception, failures: int) -> bool:
+        """Return whether a call that failed is dropped."""
+        method = call.get("method")
+        if isinstance(error, BotApiError) and not isinstance(error, BotUnavailable):
+            report_refusal(logger, call, error)
+            return True
+        if failures >= MOST_FAILURES:
+            logger.error("%s could not be sent %d times and is dropped", method, failures, exc_info=error)
+            return True
+        if isinstance(error, BotUnavailable):
+            logger.warning("%s is sent again later: %s", method, error)
+        else:
+            logger.error("%s could not be sent and is tried again later", method, exc_info=error)
+        return False
+
+    async def _send_later(self, record: HeldRecord, failures: int) -> None:
+        slot = record.slot
+        at = slot.time() + backoff(failures, *RESEND)
+
+        def later(table: TurnTable) -> TurnTable:
+            turn = table.turn
+            if turn is not None and turn.runner == slot.guard.token and record.address not in self.running:
+                # It was taken with the end of the last one, and has not begun.
+                turn = replaced(turn, paused=True, check=at)
+            return replaced(table, turn=turn, send_at=at, send_failures=failures)
+
+        await record.write(later, keep=lambda table: record.address in self.running)
+
+    # Beginning and going on
+
+    def _suspended_of(self, record: HeldRecord) -> Attempt | None:
+        """Return the suspended attempt of the running turn, if it is in this process."""
+        attempt = self.suspended.pop(record.address, None)
+        turn = record.table.turn
+        if attempt is None:
+            return None
+        if turn is None or attempt.turn_id != turn.id or attempt.token != turn.runner or attempt.task_ended:
+            attempt.abandon()
+            return None
+        return attempt
+
+    async def _begin(self, record: HeldRecord) -> Attempt | None:
+        """Begin the turn that is to run now, or the next attempt of one; ``None`` if there is none."""
+        turn = record.table.turn
+        if turn is None:
+            if not await self._take_next(record):
+                return None
+        elif turn.asking and not _goes_on(turn, record.slot.now):
+            await self._wait_on(record)
+            return None
+        elif turn.runner != record.slot.guard.token:
+            counts = not (turn.asking or turn.paused)
+            await record.write(lambda table: self._claimed(table, record.slot, counts=counts))
+        turn = record.table.turn
+        assert turn is not None
+        names = [message_part(each.seq) for each in turn.messages]
+        await record.read_parts([name for name in names if name not in record.parts])
+        if turn.stop is not None or turn.attempt > self.turns.attempts:
+            await self._end_unrun(record, turn)
+            return await self._begin(record) if record.slot.holding else None
+        self.turns.started(record.address, turn, record.slot.now)
+        return Attempt(self, record)
+
+    def _claimed(self, table: TurnTable, slot: Slot, *, counts: bool) -> TurnTable | None:
+        turn = table.turn
+        if turn is None:
+            return None
+        token = slot.guard.token or ""
+        turn = replaced(
+            with_timeouts(turn, slot.time()), runner=token, asking=False, paused=False, answered=False,
+            attempt=turn.attempt + counts, check=slot.time() + self.turns.lease,
+        )  # fmt: skip
+        return replaced(table, turn=turn)
+
+    async def _resume(self, attempt: Attempt, record: HeldRecord) -> bool:
+        """Let a suspended attempt go on under the claim of this record."""
+        turn = record.table.turn
+        assert turn is not None
+        if not _goes_on(turn, record.slot.now):
+            self.suspended[record.address] = attempt
+            await self._wait_on(record)
+            return False
+        await record.write(lambda table: self._claimed(table, record.slot, counts=False))
+        await attempt.resume(record)
+        return True
+
+    async def _wait_on(self, record: HeldRecord) -> None:
+        """Set the timer of a turn that waits for people, and release the claim."""
+
+        def waits(table: TurnTable) -> TurnTable | None:
+            turn = table.turn
+            if turn is None or not turn.asking or _goes_on(turn, record.slot.time()):
+                return None
+            return replaced(table, turn=replaced(turn, check=earliest_deadline(turn.questions)))
+
+        await record.write(waits, keep=lambda table: False)
+
+    async def _take_next(self, record: HeldRecord) -> bool:
+        """Begin the next turn if its messages are collected. Otherwise set the timers, and release the claim."""
+        slot = record.slot
+
+        def take(table: TurnTable) -> TurnTable | None:
+            after = self._advanced(table, slot)
+            return None if after == table and slot.timers == table.timers else after
+
+        await record.write(take, keep=_has_turn)
+        return record.table.turn is not None
+
+    def _advanced(self, table: TurnTable, slot: Slot) -> TurnTable:
+        """Return the table without its turn, with the next one if it can start."""
+        now = slot.time()
+        return advanced(
+            table, now, self.turns.rules, turn_id=self.turns.storage.ids(), runner=slot.guard.token or "",
+            check=now + self.turns.lease,
+        )  # fmt: skip
+
+    # Ending
+
+    async def _suspend(self, attempt: Attempt) -> bool:
+        """Release the claim while the handler waits for people; ``False`` if it has an answer already."""
+        record = attempt.record
+
+        def waits(table: TurnTable) -> TurnTable | None:
+            turn = attempt.own(table)
+            if _goes_on(turn, record.slot.time()):
+                return None
+            return replaced(table, turn=replaced(turn, asking=True, check=earliest_deadline(turn.questions)))
+
+        # First, so that the task that serves the answer finds it.
+        self.suspended[record.address] = attempt
+        if await record.write(waits, keep=lambda table: False):
+            return True
+        del self.suspended[record.address]
+
+        def answered(table: TurnTable) -> TurnTable:
+            turn = with_timeouts(attempt.own(table), record.slot.time())
+            return replaced(table, turn=replaced(turn, answered=False))
+
+        await record.write(answered)
+        attempt.take_news(attempt.own(record.table))
+        return False
+
+    async def _end(self, attempt: Attempt) -> None:
+        """Store the answer and take what waits, in one write; then send."""
+        record, task = attempt.record, attempt.task
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        turn = record.table.turn
+        if attempt.lost or isinstance(error, Conflict) or turn is None:
+            return
+        stopped = attempt.stop_reason is not None
+        if error is not None and not stopped:
+            await self._end_failed(record, turn, error)
+            return
+        calls, entries = self._outcome(attempt, attempt.stop_reason)
+        if stopped and error is not None and not isinstance(error, asyncio.CancelledError):
+            logger.error("the handler of turn %s raised while it was stopped", turn.id, exc_info=error)
+        await self._write_end(record, turn, calls, entries, "stopped" if stopped else "answered")
+        await self.deliver(record)
+
+    def _outcome(self, attempt: Attempt, reason: StopReason | None) -> tuple[list[dict[str, Any]], list[Any]]:
+        """Return the calls to send, and the entries of the history. ``reason``: why it was stopped."""
+        turns = self.turns
+        if reason == "rollback":
+            return [], []
+        if reason is not None:
+            self._mark_stopped(attempt, said=reason == "stop")
+        calls = []
+        for each in attempt.outputs:
+            if not isinstance(each, Stream):
+                calls.append(each)
+            elif each.text:
+                calls.append({"method": "sendMessage", **each.params, "text": each.text})
+        entries = list(attempt.history.appended or ())
+        if not entries and turns.keeps_history:
+            entries = [{"role": "user", "content": attempt.turn.text}]
+            if attempt.text:
+                entries.append({"role": "assistant", "content": attempt.text})
+        return calls, entries
+
+    def _mark_stopped(self, attempt: Attempt, *, said: bool) -> None:
+        """Mark the text that was written until a stop. ``said``: say so if there is none."""
+        streams = [each for each in attempt.outputs if isinstance(each, Stream) and each.text]
+        if streams:
+            streams[-1].write(self.turns.stop_mark)
+        elif said and not attempt.outputs and attempt.turn.messages[-1].where:
+            attempt.outputs.append({"method": "sendMessage", **attempt.turn.where, "text": self.turns.stop_note})
+
+    async def _end_unrun(self, record: HeldRecord, turn: Running) -> None:
+        """End a turn whose handler does not run: it was stopped, or its process has died too often."""
+        if turn.stop is None:
+            await self._end_failed(record, replaced(turn, attempt=turn.attempt - 1), None)
+            return
+        calls = []
+        where = self.turns.where_of(record, turn)
+        if turn.stop == "stop" and where:
+            calls.append({"method": "sendMessage", **where, "text": self.turns.stop_note})
+        await self._write_end(record, turn, calls, [], "stopped")
+        await self.deliver(record)
+
+    async def _end_failed(self, record: HeldRecord, turn: Running, error: BaseException | None) -> None:
+        """Keep a turn that has failed, with its messages, and say so in the chat."""
+        if error is None:
+            why = f"its process has ended {turn.attempt} times"
+            logger.error("turn %s at %s has failed: %s", turn.id, record.address.text, why)
+        else:
+            why = masked_text(f"{type(error).__name__}: {error}")[:LONGEST_ERROR]
+            logger.error("the handler of turn %s at %s has failed", turn.id, record.address.text, exc_info=error)
+        where = self.turns.where_of(record, turn)
+        note = await self.turns.failure_calls(where, why)
+        part = failed_part(turn.id)
+        messages = [record.seal.value("p", name, record.parts[name]) for name in map(_part_of, turn.messages)]
+        kept = {
+            "id": turn.id, "messages": messages, "error": why, "attempts": turn.attempt, "started": turn.started,
+            "ended": record.slot.time(),
+        }  # fmt: skip
+        await self._write_end(
+            record, turn, note, [], "failed", failed={part: record.seal.seal("p", part, kept)}, error=why
+        )
+        await self.deliver(record)
+
+    async def _write_end(
+        self,
+        record: HeldRecord,
+        turn: Running,
+        calls: list[dict[str, Any]],
+        entries: list[Any],
+        how: str,
+        *,
+        failed: Mapping[str, str | None] | None = None,
+        error: str | None = None,
+    ) -> None:
+        """End a turn, store its calls and entries, and take the next one or become idle, in one guarded write."""
+        slot, seal, turns = record.slot, record.seal, self.turns
+        dropped_failures: list[str] = []
+
+        def after(table: TurnTable) -> TurnTable | None:
+            if table.turn is None or table.turn.id != turn.id:
+                # An earlier try whose answer was lost has written it.
+                return None
+            ended = self._advanced(table, slot)
+            ids, dropped = _kept((*table.failed, turn.id) if failed else table.failed)
+            dropped_failures[:] = dropped
+            return replaced(
+                ended, next_call=table.next_call + len(calls), failed=ids,
+                send_at=slot.time() if calls else ended.send_at,
+            )  # fmt: skip
+
+        def parts(before: TurnTable, table: TurnTable) -> dict[str, str | None]:
+            assert before.turn is not None
+            names = [_part_of(each) for each in before.turn.messages]
+            names += [name for name in record.parts if name.startswith(f"o:{turn.id}:")]
+            names += [question_part(turn.id, each.number) for each in before.turn.questions]
+            names += [failed_part(each) for each in dropped_failures]
+            changed: dict[str, str | None] = dict.fromkeys(names)
+            for place, call in enumerate(calls):
+                name = send_part(before.next_call + place)
+                changed[name] = seal.seal("p", name, call)
+            if before.turn.ids:
+                known = seal.value("p", HANDLED, record.parts[HANDLED]) if HANDLED in record.parts else []
+                changed[HANDLED] = seal.seal("p", HANDLED, [*known, *before.turn.ids][-MOST_HANDLED:])
+            return {**changed, **(failed or {})}
+
+        bodies = [seal.json(entry, record.storage.limits.item).encode() for entry in entries]
+        await record.write(
+            after,
+            parts,
+            entries=bodies,
+            keep=lambda table: bool(calls) or _has_work(table),
+            tags=lambda tags: turns.tags_with(tags, failed=bool(failed or record.table.failed)),
+        )
+        turns.ended(record.address, turn, slot.now, how, error)
+
+    async def _leave(self, attempt: Attempt) -> None:
+        """Leave a turn to the next worker, because this one stops. Its attempt goes on there and is not counted."""
+        await attempt.cancel()
+        if attempt.lost or attempt.stop_reason is not None:
+            return
+        record = attempt.record
+
+        def paused(table: TurnTable) -> TurnTable:
+            turn = attempt.own(table)
+            return replaced(table, turn=replaced(turn, paused=True, check=record.slot.time()))
+
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT):
+                if record.slot.holding:
+                    await record.write(paused, keep=lambda table: False)
+                    self.turns.wake()
+        except (StepwellError, TimeoutError) as error:
+            logger.warning("turn %s goes on after its lease: %s", attempt.turn_id, error)
+
+
+def _kept(failed: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the failed turns that are kept, and those that are dropped."""
+    return failed[-MOST_FAILED:], failed[:-MOST_FAILED]
+
+
+def _part_of(message: Any) -> str:
+    return message_part(message.seq)
+
+
+def _always(table: TurnTable) -> bool:
+    return True
+
+
+def _has_turn(table: TurnTable) -> bool:
+    return table.turn is not None
+
+
+def _has_work(table: TurnTable) -> bool:
+    """Return whether the claim is needed after calls were sent."""
+    return table.turn is not None and not table.turn.asking
+
+
+def _sent(table: TurnTable) -> TurnTable:
+    return replaced(table, send_at=None, send_failures=0) if table.send_at is not None else table
+
+
+def _goes_on(turn: Running, now: float) -> bool:
+    """Return whether a turn that waits for people can go on: somebody has answered, or no longer can."""
+    if turn.stop is not None or turn.answered:
+        return True
+    deadline = earliest_deadline(turn.questions)
+    return deadline is not None and deadline <= now

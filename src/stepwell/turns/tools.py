@@ -1,0 +1,170 @@
+"""The tools of a turn: functions that act on the world, whose intent and outcome are stored."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from typing import Any, TypeVar, overload
+
+from stepwell.effects import Effect, Replay, check_replay
+from stepwell.engine import call_function, quoted
+from stepwell.errors import KeptError, StepwellError, UnknownOutcome
+from stepwell.options import check_function
+from stepwell.turns.base import AttemptBase
+from stepwell.turns.record import tool_prefix
+from stepwell.turns.turn import Turn
+
+__all__ = ["Tools", "current_turn", "tool"]
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+#: Seconds that a tool with ``replay="never"`` gets to end when its turn is stopped.
+GRACE = 5.0
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: The turn whose handler runs in this task.
+current: ContextVar[Turn | None] = ContextVar("stepwell_turn", default=None)
+
+
+def current_turn() -> Turn | None:
+    """Return the turn whose handler runs in this task and the tasks that it has started, if any.
+
+    Example::
+
+        async def remember(fact: str) -> None:
+            turn = current_turn()
+            if turn is not None:
+                turn.history.append({"role": "system", "content": fact})
+    """
+    return current.get()
+
+
+@overload
+def tool(function: F, /) -> F: ...
+
+
+@overload
+def tool(*, replay: Replay = "never") -> Callable[[F], F]: ...
+
+
+def tool(function: Any = None, /, *, replay: Replay = "never") -> Any:
+    """Decorate a function that an agent framework calls, so that in a turn it is called by ``turn.tool``.
+
+    ``replay="never"``: a call that was interrupted raises ``UnknownOutcome`` on the next attempt of the turn and does
+    not run again. ``replay="safe"``: it runs again. Outside of a turn the function is simply called.
+
+    Example::
+
+        @tool(replay="never")
+        async def delete(path: str) -> str:
+            await files.delete(path)
+            return f"{path} is deleted"
+    """
+    check_replay(replay)
+
+    def decorate(function: Any) -> Any:
+        check_function(function, "@tool decorates a function, got {}")
+
+        @functools.wraps(function)
+        async def called(*args: Any, **kwargs: Any) -> Any:
+            turn = current.get()
+            if turn is None:
+                return await call_function(functools.partial(function, *args, **kwargs))
+            return await turn.tool(function, *args, replay=replay, **kwargs)
+
+        return called
+
+    return decorate if function is None else decorate(function)
+
+
+class Tools:
+    """The calls of one attempt of a turn, and the effects that earlier attempts have stored."""
+
+    def __init__(self, attempt: AttemptBase, stored: Mapping[str, str]) -> None:
+        self._attempt = attempt
+        self._prefix = tool_prefix(attempt.turn_id)
+        self._seal = attempt.record.seal
+        #: The effects by the name of their part.
+        self.effects: dict[str, Effect] = {
+            part: Effect.open(self._seal, part, text) for part, text in stored.items() if part.startswith(self._prefix)
+        }
+        self._count = 0
+
+    async def call(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        *,
+        replay: Replay,
+        name: str | None = None,
+        call_id: str | None = None,
+    ) -> Any:
+        """Call a function, or give what it has returned in an earlier attempt."""
+        check_replay(replay)
+        name = name or getattr(function, "__qualname__", None) or type(function).__qualname__
+        self._count += 1
+        part = f"{self._prefix}{self._count:06}" if call_id is None else f"{self._prefix}#{call_id}"
+        intent = Effect.of(self._seal, name, (args, kwargs), replay)
+        known = self.effects.get(part)
+        if known is not None and known.digest != intent.digest:
+            logger.warning(
+                "turn %s: attempt %d calls %s where an earlier attempt has called %s%s, so it runs anew",
+                self._attempt.turn_id, self._attempt.number, quoted(name), quoted(known.name),
+                ", whose outcome is unknown" if known.unknown else "",
+            )  # fmt: skip
+            known = None
+        if known is not None:
+            if known.outcome == "returned":
+                return known.value
+            if known.outcome == "raised":
+                raise KeptError(*known.value)
+            if known.unknown:
+                raise UnknownOutcome(name, f"turn {self._attempt.turn_id}")
+        if replay == "never":
+            await self._attempt.store({part: intent.seal(self._seal, part)})
+        self.effects[part] = intent
+        with self._attempt.busy():
+            return await self._run(part, intent, functools.partial(function, *args, **kwargs))
+
+    async def _run(self, part: str, intent: Effect, function: Callable[[], Any]) -> Any:
+        task = asyncio.ensure_future(call_function(function))
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            if intent.replay == "never" and not self._attempt.lost:
+                # It has begun, and whoever stops the turn wants to know how it ended.
+                await asyncio.wait({task}, timeout=GRACE)
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task}, timeout=GRACE)
+            if task.done() and not task.cancelled():
+                await self._attempt.protected(self._ended(part, intent, task))
+            raise
+        return await self._attempt.protected(self._ended(part, intent, task))
+
+    async def _ended(self, part: str, intent: Effect, task: asyncio.Future[Any]) -> Any:
+        """Store how a call has ended; return its result, or raise its error."""
+        if task.cancelled():
+            # It was cancelled from inside, so nobody knows how far it has come.
+            if intent.unknown:
+                raise UnknownOutcome(intent.name, f"turn {self._attempt.turn_id}")
+            raise asyncio.CancelledError
+        error = task.exception()
+        effect = intent.returned(task.result()) if error is None else intent.raised(error)
+        try:
+            text = effect.seal(self._seal, part)
+        except StepwellError as refused:
+            # It has run, so it does not run again.
+            error = refused
+            text = intent.raised(refused).seal(self._seal, part)
+            effect = intent.raised(refused)
+        self.effects[part] = effect
+        await self._attempt.store({part: text})
+        if error is not None:
+            raise error
+        return effect.value

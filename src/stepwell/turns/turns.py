@@ -1,0 +1,395 @@
+"""Turns: the conversations of one bot with an agent."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import inspect
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from stepwell import Storage
+from stepwell.engine import (
+    TURNS,
+    Address,
+    Get,
+    Stored,
+    TimerSource,
+    as_storage,
+    call_function,
+    decode_key,
+    log_tag,
+    serve_timers,
+)
+from stepwell.errors import InvalidOption, UsageError
+from stepwell.fsm import Router, Update, keys
+from stepwell.options import check_choice, check_function, check_instance, check_number, check_text, check_whole
+from stepwell.turns.admission import Admission, Admissions, calls_of
+from stepwell.turns.base import Send, TurnsBase
+from stepwell.turns.clock import StorageClock
+from stepwell.turns.control import Controls, Decided
+from stepwell.turns.events import MessageTaken, TurnEnded, TurnEvent, TurnStarted, TurnSubscriber, call_subscribers
+from stepwell.turns.failed import FailedTurns
+from stepwell.turns.held import HeldRecord
+from stepwell.turns.history import History
+from stepwell.turns.message import Message, is_message
+from stepwell.turns.policy import POLICIES, OnBusy, Rules
+from stepwell.turns.record import WORKING_PARTS, Running, message_part
+from stepwell.turns.runner import Runner
+from stepwell.turns.status import TurnStatus, status_of
+from stepwell.turns.turn import Turn
+
+__all__ = ["Turns"]
+
+#: A handler of turns: a coroutine function, or an async generator of pieces of text.
+Handler: TypeAlias = Callable[[Turn], Any]
+H = TypeVar("H", bound=Handler)
+#: Gives the calls to make when a message waits or is refused: a text, a call, or a list of calls.
+OnWaiting: TypeAlias = Callable[[Admission], Any]
+#: Gives the calls to make when a turn has failed; gets the destination as parameters of a call, and the error.
+OnFailed: TypeAlias = Callable[[dict[str, Any], str], Any]
+
+#: How many turns run at once in a process.
+AT_ONCE = 100
+#: Seconds between two looks at the record of a running turn: where other processes can send notices, and where not.
+WATCH, WATCH_WITHOUT_NOTICES = 1.0, 0.3
+
+
+class Turns(TurnsBase):
+    """The conversations of one bot with an agent, which answers messages in turns.
+
+    ``collect`` and ``at_most``: messages that follow each other within ``collect`` seconds, for at most ``at_most``,
+    become one turn. ``on_busy``: what a message does that arrives while a turn runs. ``attempts``: a turn whose process
+    has died so often fails. ``lease``: how many seconds a turn waits whose worker has vanished on another machine.
+    ``waiting`` and ``waiting_bytes``: the most messages that may wait, and their size. ``key``: the conversation of an
+    update, by default its chat and topic; ``identity``: a function of an update that gives the conversation instead.
+    ``accepts``: a function of an update that returns whether it is a message for a turn; by default every message of
+    a person that is no command.
+
+    Example::
+
+        turns = Turns("my_bot", storage="sqlite:///bot.db", collect=1.0, on_busy="merge")
+
+        @turns.handler
+        async def answer(turn):
+            async for piece in model.stream(turn.text, history=await turn.history.read()):
+                yield piece
+    """
+
+    def __init__(
+        self,
+        bot: str,
+        *,
+        storage: Storage | str,
+        collect: float = 1.0,
+        at_most: float = 5.0,
+        on_busy: OnBusy = "merge",
+        attempts: int = 3,
+        lease: float = 30.0,
+        waiting: int = 100,
+        waiting_bytes: int = 128 * 1024,
+        history: bool = True,
+        key: keys.KeyStrategy | type[keys.KeyStrategy] | Callable[[Update], Any] = keys.ChatTopic(),  # noqa: B008 frozen
+        identity: Callable[[Update], Any] | None = None,
+        accepts: Callable[[Update], object] | None = None,
+        update_id: Callable[[Update], int | str | None] | None = None,
+        on_waiting: OnWaiting | None = None,
+        on_failed: OnFailed | str = "Sorry, something went wrong, and this was not answered. Please try again.",
+        stop_commands: Sequence[str] = ("stop",),
+        stop_mark: str = " [stopped]",
+        stop_note: str = "Stopped.",
+        name: str = "turns",
+    ) -> None:
+        check_choice(on_busy, POLICIES, f"on_busy must be one of {', '.join(POLICIES)}, not {{}}")
+        for option, seconds in (("collect", collect), ("at_most", at_most)):
+            check_number(seconds, f"{option} must be a number of seconds of at least 0, not {{}}", least=0, finite=True)
+        check_number(lease, "lease must be a number of seconds above 0, not {}", above=0, finite=True)
+        for option, number in (("attempts", attempts), ("waiting", waiting), ("waiting_bytes", waiting_bytes)):
+            check_whole(number, f"{option} must be a whole number of at least 1, not {{}}", least=1)
+        for option, function in (
+            ("identity", identity), ("accepts", accepts), ("update_id", update_id), ("on_waiting", on_waiting),
+        ):  # fmt: skip
+            check_function(function, f"{option} must be a function, not {{}}", optional=True)
+        check_text(name, "name must be a text, not {}")
+        self.bot: str = bot
+        self.name: str = name
+        self.storage: Storage = as_storage(storage)
+        self.storage.address(bot, ())
+        self.rules: Rules = Rules(on_busy, float(collect), float(at_most), waiting, waiting_bytes)
+        self.attempts: int = attempts
+        self.lease: float = float(lease)
+        self.keeps_history: bool = bool(history)
+        self.stop_commands: frozenset[str] = frozenset(each.lower().removeprefix("/") for each in stop_commands)
+        self.stop_mark: str = stop_mark
+        self.stop_note: str = stop_note
+        self.subscribers: list[TurnSubscriber] = []
+        self.clock: StorageClock = StorageClock(self.storage)
+        #: The runner of this process, while there is one.
+        self.runner = None
+        self._key = keys.strategy(identity if identity is not None else key)
+        self._accepts = accepts or is_message
+        self._update_id = update_id
+        self._on_waiting = on_waiting
+        self._on_failed = on_failed
+        self._handler: Handler | None = None
+        self._admissions = Admissions(self, self._waiting_calls, self._told)
+        self._controls = Controls(self)
+        self._failed = FailedTurns(self)
+        self._topic = "turns:" + hashlib.sha256(f"{bot}\n{name}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        self._wakes: dict[Address, asyncio.TimerHandle] = {}
+
+    # For the bot
+
+    def handler(self, function: H) -> H:
+        """Decorate the handler of turns: ``async def answer(turn)``, a coroutine function or an async generator.
+
+        What a generator yields is streamed, and all of it is the answer.
+        """
+        if not (inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)):
+            raise InvalidOption("@turns.handler decorates an 'async def' function of the turn, which may yield texts")
+        if self._handler is not None:
+            raise InvalidOption("these turns have a handler already")
+        self._handler = function
+        return function
+
+    def attach(self, router: Router) -> None:
+        """Let a router pass on what none of its handlers matches, and let its runner run the turns.
+
+        The handlers of the router come first. They do not wait for a turn, nor a turn for them.
+        """
+        check_instance(router, Router, "attach() takes a Router, got {}")
+        router.attach(self)
+
+    async def admit(self, update: Any) -> Admission:
+        """Take an update, and return what has become of it, with the calls to make.
+
+        Call it before the update is confirmed to Telegram. The result is true if the update belongs to a turn, else
+        the update is for other handlers. An update that is taken again changes nothing.
+        """
+        update = Update.of(update)
+        if self.is_control(update):
+            calls = await self.control(update)
+            if calls is not None:
+                return Admission("answer", 0, calls=calls)
+        conversation = self.conversation_of(update)
+        if conversation is None:
+            return Admission("passed", 0)
+        if update.command is not None or update.callback_data is not None:
+            await self._admissions.shut(conversation)
+        if not self._accepts(update) and not (update.kind or "").startswith("edited_"):
+            return Admission("passed", 0)
+        return await self._admissions.admit(update, conversation)
+
+    def is_control(self, update: Update) -> bool:
+        """Return whether an update stops a turn or answers a question with a button. It must not wait for others."""
+        return self._controls.is_control(update)
+
+    async def control(self, update: Update) -> list[dict[str, Any]] | None:
+        """Do what ``is_control`` tells of. Return the calls to make; ``None`` if other handlers get the update too."""
+        return await self._controls.control(update)
+
+    async def stop(self, conversation: Any, *, turn: str | None = None) -> bool:
+        """Stop the turn of a conversation, or of the conversation of an update. Return whether there was one to stop.
+
+        ``turn``: only the turn with this id. The text that was written so far ends the turn with a mark, and messages
+        that wait become the next turn.
+        """
+        return await self._controls.stop(self._key_of(conversation), turn)
+
+    async def decide(
+        self,
+        conversation: Any,
+        choice: str,
+        *,
+        by: int | str | None = None,
+        name: str = "",
+        question: int | None = None,
+    ) -> Decided:
+        """Answer an open question of a conversation: with an option, or with a text if it asks for a reply.
+
+        ``by``: the id of who answers, which must be one of the approvers if the question has some. ``question``: its
+        number, if several are open. Only ``"accepted"`` is true in an ``if``.
+        """
+        return await self._controls.decide(self._key_of(conversation), choice, by=by, name=name, question=question)
+
+    async def status(self, conversation: Any) -> TurnStatus:
+        """Return what a conversation does now: its turn, the messages that wait, open questions, failed turns."""
+        address = self.address(self._key_of(conversation))
+        stored: Stored | None = await self.storage.perform(Get(address, WORKING_PARTS))
+        return status_of(self.storage, address, stored)
+
+    def history(self, conversation: Any) -> History:
+        """Return the history of a conversation, for other programs than its turns."""
+        return History(self.storage, self.bot, self._key_of(conversation))
+
+    async def conversations(self, state: str | None = None, *, failed: bool = False) -> AsyncIterator[TurnStatus]:
+        """Yield the conversations, or those in a state, or those with failed turns: ``async for ... in``."""
+        async for address in self._failed.addresses(state, failed=failed):
+            stored: Stored | None = await self.storage.perform(Get(address, WORKING_PARTS))
+            yield status_of(self.storage, address, stored)
+
+    async def retry(self, turn_id: str) -> bool:
+        """Let the messages of a failed turn wait for a turn again. Return whether there was a failed one."""
+        return await self._failed.retry(turn_id)
+
+    async def drop(self, turn_id: str) -> bool:
+        """Remove a failed turn with its messages. Return whether there was one."""
+        return await self._failed.drop(turn_id)
+
+    @asynccontextmanager
+    async def worker(
+        self, *, send: Send | None = None, client: Any = None, drain: float = 30.0, concurrency: int = AT_ONCE
+    ) -> AsyncIterator[Turns]:
+        """Run turns within a block: ``async with turns.worker(send=send):``.
+
+        ``send(call)`` sends a call of the Bot API, a dict with ``method`` and its parameters. ``client``: the client
+        for ``turn.bot``. At the end of the block turns that run get ``drain`` seconds to end; then they are
+        interrupted, and the next worker continues them at once. Any number of processes may run turns.
+
+        Raises ``UsageError`` without a handler or a sender, and if this process has such a worker already.
+        """
+        check_function(send, "worker(send=...) takes a function of a call, got {}", optional=True)
+        check_number(drain, "drain must be a number of seconds of at least 0, not {}", least=0)
+        if self._handler is None:
+            raise UsageError("these turns have no handler; decorate a function with @turns.handler")
+        if send is None:
+            raise UsageError("worker() needs a sender: turns.worker(send=send), or attach the turns to a router")
+        if self.runner is not None:
+            raise UsageError("a worker of these turns runs in this process already")
+        async with AsyncExitStack() as stack:
+            if not self.storage.is_open:
+                await self.storage.open()
+                stack.push_async_callback(self.storage.close)
+            reaches = self.storage.notices_reach_processes
+            runner = Runner(self, send, client=client, watch_every=WATCH if reaches else WATCH_WITHOUT_NOTICES)
+            source = self.timers(runner, concurrency)
+            self.runner = runner
+            stack.callback(setattr, self, "runner", None)
+            stack.push_async_callback(runner.close)
+            source.start()
+            stack.push_async_callback(source.stop, timeout=drain)
+            yield self
+
+    def subscribe(self, callback: TurnSubscriber) -> Callable[[], None]:
+        """Call ``callback(event)`` for every event of these turns. Return a function that unsubscribes."""
+        self.subscribers.append(callback)
+        return lambda: self.subscribers.remove(callback) if callback in self.subscribers else None
+
+    # For the modules of this package and for tests
+
+    @property
+    def handler_function(self) -> Handler:
+        assert self._handler is not None
+        return self._handler
+
+    def timers(self, runner: Runner, concurrency: int = AT_ONCE) -> TimerSource:
+        """Return the source of conversations that have anything to do."""
+        owners = dict.fromkeys(("window", "turn", "send", ""), runner.serve)
+        source = serve_timers(
+            self.storage, TURNS, owners, flows=[self.name], lease=self.lease, concurrency=concurrency,
+            topics=[self._topic], what="turns",
+        )  # fmt: skip
+        source.skip = self._is_of_another_bot
+        return source
+
+    def address(self, conversation: Any) -> Address:
+        return self.storage.address(TURNS, (self.bot, conversation))
+
+    def topic_of(self, address: Address) -> str:
+        return "turn:" + hashlib.sha256(address.text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+    def conversation_of(self, update: Update) -> Any:
+        return self._key.extract(update)
+
+    def update_id_of(self, update: Update) -> int | str | None:
+        return update.update_id if self._update_id is None else self._update_id(update)
+
+    def wake(self, address: Address | None = None, after: float = 0.0) -> None:
+        if address is None or after <= 0:
+            self.storage.notify_soon(self._topic)
+            return
+        earlier = self._wakes.pop(address, None)
+        if earlier is not None:
+            earlier.cancel()
+        if self.runner is not None:
+            self._wakes[address] = asyncio.get_running_loop().call_later(after, self._woken, address)
+
+    def started(self, address: Address, turn: Running, now: float) -> None:
+        waited = max(now - turn.messages[0].at, 0.0)
+        self.tell(TurnStarted, address, **_of(turn), updates=turn.ids, waited=waited)
+
+    def ended(
+        self, address: Address, turn: Running, now: float, how: Literal["answered", "stopped", "failed"],
+        error: str | None,
+    ) -> None:  # fmt: skip
+        self.tell(TurnEnded, address, **_of(turn), how=how, seconds=max(now - turn.started, 0.0), error=error)
+
+    def tell(self, kind: type[TurnEvent], address: Address, **fields: Any) -> None:
+        """Call the subscribers."""
+        conversation = decode_key(address.key)[1]
+        call_subscribers(self.subscribers, kind(bot=self.bot, conversation=conversation, address=address, **fields))
+
+    def _told(self, address: Address, admission: Admission) -> None:
+        """Report an update that was taken or refused."""
+        self.tell(MessageTaken, address, outcome=admission.outcome, waiting=admission.waiting)
+
+    async def _waiting_calls(self, admission: Admission, message: Message) -> list[dict[str, Any]]:
+        """Return the calls that tell a person what has become of a message."""
+        where = message.where
+        if self._on_waiting is not None:
+            return calls_of(await call_function(self._on_waiting, admission), where)
+        texts = {
+            "full": "Too many messages wait already, so this one was not taken. Please send it again later.",
+            "busy": "I am still busy with your last message, so this one was not taken.",
+        }
+        return calls_of(texts.get(admission.outcome), where)
+
+    async def failure_calls(self, where: dict[str, Any], error: str) -> list[dict[str, Any]]:
+        if isinstance(self._on_failed, str):
+            return [{"method": "sendMessage", **where, "text": self._on_failed}] if where and self._on_failed else []
+        with suppress(Exception):
+            found = await call_function(self._on_failed, where, error)
+            return (
+                calls_of(found, ())
+                if not isinstance(found, str)
+                else [{"method": "sendMessage", **where, "text": found}]
+            )
+        return []
+
+    def where_of(self, record: HeldRecord, turn: Running) -> dict[str, Any]:
+        part = message_part(turn.messages[-1].seq)
+        stored = record.seal.value("p", part, record.parts[part])
+        return keys.params_of(Message.of(stored["update"], stored["at"]).where)
+
+    def tag(self, name: str) -> str:
+        return log_tag(self.bot, name)
+
+    def tags_with(self, tags: tuple[str, ...], *, failed: bool) -> tuple[str, ...]:
+        tag = self.tag("failed")
+        if failed == (tag in tags):
+            return tags
+        return (*tags, tag) if failed else tuple(each for each in tags if each != tag)
+
+    # Internal
+
+    def _key_of(self, conversation: Any) -> Any:
+        """Return a conversation, or that of an update."""
+        if not isinstance(conversation, Mapping | Update) and not hasattr(conversation, "update_id"):
+            return conversation
+        found = self.conversation_of(Update.of(conversation))
+        if found is None:
+            raise InvalidOption("this update belongs to no conversation; give the key of one, such as (42, 0)")
+        return found
+
+    def _is_of_another_bot(self, address: Address) -> bool:
+        key = decode_key(address.key)
+        return not (isinstance(key, tuple) and len(key) == 2 and key[0] == self.bot)
+
+    def _woken(self, address: Address) -> None:
+        self._wakes.pop(address, None)
+        self.storage.notify_soon(self._topic)
+
+
+def _of(turn: Running) -> dict[str, Any]:
+    return {"turn": turn.id, "attempt": turn.attempt, "messages": len(turn.messages)}
