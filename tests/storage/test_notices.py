@@ -16,8 +16,8 @@ import pytest
 
 from stepwell import MemoryStorage, Storage, open_storage
 from stepwell.storage.postgres import PostgresStorage
-from stepwell.storage.wakeups import notices
-from stepwell.storage.wakeups.notices import NoticeChannel, payload_of
+from stepwell.storage.transport import notices
+from stepwell.storage.transport.notices import NoticeChannel, payload_of
 from tests.constants import Constants
 from tests.servers import pgbouncer, postgres
 from tests.servers.postgres import PostgresServer

@@ -24,7 +24,7 @@ from stepwell.storage.listing import ANY, Any_, Beside, Due, Entry, Page, Query,
 from stepwell.storage.operations import Apply, Claim, Operation, Result, check_queue
 from stepwell.storage.transport.batch import Batch
 from stepwell.storage.transport.lane import Lane
-from stepwell.storage.wakeups.local import Callback, add_listener, check_topic, wake
+from stepwell.storage.transport.wakeups import Callback, add_listener, check_topic, wake
 
 __all__ = ["RunBatch", "Storage"]
 

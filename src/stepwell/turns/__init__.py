@@ -6,10 +6,10 @@ from stepwell.turns.control import Decided
 from stepwell.turns.events import MessageTaken, TurnEnded, TurnEvent, TurnStarted, subscribe
 from stepwell.turns.history import History
 from stepwell.turns.message import Message
-from stepwell.turns.question import Decision
+from stepwell.turns.running.question import Decision
+from stepwell.turns.running.tools import current_turn, tool
+from stepwell.turns.running.turn import Stream, Turn
 from stepwell.turns.status import FailedTurn, QuestionStatus, ToolStatus, TurnStatus
-from stepwell.turns.tools import current_turn, tool
-from stepwell.turns.turn import Stream, Turn
 from stepwell.turns.turns import Turns
 
 __all__ = [

@@ -12,10 +12,10 @@ from stepwell.effects import Replay
 from stepwell.engine import Address
 from stepwell.fsm import Update
 from stepwell.turns.clock import StorageClock
-from stepwell.turns.held import HeldRecord
 from stepwell.turns.message import Message
 from stepwell.turns.policy import Rules
 from stepwell.turns.record import Running, StopReason, TurnTable
+from stepwell.turns.running.held import HeldRecord
 
 __all__ = ["AttemptBase", "RunnerBase", "Send", "TurnsBase"]
 

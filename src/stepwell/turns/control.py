@@ -11,8 +11,8 @@ from stepwell.errors import InvalidOption
 from stepwell.fsm import Update
 from stepwell.turns.base import TurnsBase
 from stepwell.turns.policy import may_answer, stopped, with_answer
-from stepwell.turns.question import PRESS
 from stepwell.turns.record import Answer, OpenQuestion, TurnTable, change_of, table_of
+from stepwell.turns.running.question import PRESS
 
 __all__ = ["Controls", "Decided", "draft_id_of"]
 

@@ -31,14 +31,14 @@ from stepwell.turns.clock import StorageClock
 from stepwell.turns.control import Controls, Decided
 from stepwell.turns.events import MessageTaken, TurnEnded, TurnEvent, TurnStarted, TurnSubscriber, call_subscribers
 from stepwell.turns.failed import FailedTurns
-from stepwell.turns.held import HeldRecord
 from stepwell.turns.history import History
 from stepwell.turns.message import Message, is_message
 from stepwell.turns.policy import POLICIES, OnBusy, Rules
 from stepwell.turns.record import WORKING_PARTS, Running, message_part
-from stepwell.turns.runner import Runner
+from stepwell.turns.running.held import HeldRecord
+from stepwell.turns.running.runner import Runner
+from stepwell.turns.running.turn import Turn
 from stepwell.turns.status import TurnStatus, status_of
-from stepwell.turns.turn import Turn
 
 __all__ = ["Turns"]
 

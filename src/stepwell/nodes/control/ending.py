@@ -20,7 +20,7 @@ from stepwell.nodes.run.notices import wake_waiters
 from stepwell.nodes.run.table import FINAL, run_table, table_of
 from stepwell.nodes.walk.on_error import attach
 from stepwell.nodes.walk.runner import run_root
-from stepwell.storage.wakeups.local import add_listener
+from stepwell.storage.transport.wakeups import add_listener
 
 if TYPE_CHECKING:
     from stepwell.nodes.run.journal import Journal

@@ -17,7 +17,7 @@ from stepwell.record import KEEP, RUNS, Change, Head, Keep, Place
 from stepwell.slot import Slot
 from stepwell.storage import Storage
 from stepwell.storage.operations import Apply, Get, Guard
-from stepwell.storage.wakeups.local import wake
+from stepwell.storage.transport.wakeups import wake
 
 __all__ = ["Kind", "LetterOf", "send", "topic_of"]
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from stepwell.storage.wakeups.local import LONGEST_TOPIC, add_listener, has_listeners, wake
+from stepwell.storage.transport.wakeups import LONGEST_TOPIC, add_listener, has_listeners, wake
 
 if TYPE_CHECKING:
     from stepwell.storage import Storage

@@ -14,7 +14,7 @@ from stepwell.record import Address, Limits
 from stepwell.storage.base.facade import Facade
 from stepwell.storage.base.sweeper import Sweeper
 from stepwell.storage.transport.lane import Lane, retrieve
-from stepwell.storage.wakeups.notices import NoticeChannel, Outbox
+from stepwell.storage.transport.notices import NoticeChannel, Outbox
 
 __all__ = ["Lifecycle"]
 

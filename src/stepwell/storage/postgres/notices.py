@@ -7,7 +7,7 @@ from hashlib import sha256
 from typing import Any
 
 from stepwell.storage.postgres.client import Options, PostgresConnection, Source
-from stepwell.storage.wakeups import notices
+from stepwell.storage.transport import notices
 
 __all__ = ["PostgresChannel", "channel_of"]
 

@@ -30,9 +30,9 @@ from stepwell.storage.postgres.schema import checked_partitions, create, quoted_
 from stepwell.storage.postgres.within import within
 from stepwell.storage.queue_text import END
 from stepwell.storage.transport.batch import Batch, check_patience
+from stepwell.storage.transport.notices import payload_of
 from stepwell.storage.transport.reads import read_again
 from stepwell.storage.urls import check_url, take_options, truth
-from stepwell.storage.wakeups.notices import payload_of
 
 __all__ = ["PostgresStorage"]
 

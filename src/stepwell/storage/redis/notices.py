@@ -8,7 +8,7 @@ from stepwell.errors import StorageUnavailable
 from stepwell.storage.redis.client import Refused, Reply
 from stepwell.storage.redis.server import Server
 from stepwell.storage.redis.wire import failure
-from stepwell.storage.wakeups import notices
+from stepwell.storage.transport import notices
 
 __all__ = ["RedisChannel"]
 

@@ -18,8 +18,8 @@ from stepwell.storage.sealed.keys import SealingKey, keys_of_environment, names_
 from stepwell.storage.sealed.records import RecordCodec
 from stepwell.storage.transport.batch import Batch
 from stepwell.storage.transport.lane import retrieve
+from stepwell.storage.transport.wakeups import Callback
 from stepwell.storage.urls import open_storage, take_options, truth
-from stepwell.storage.wakeups.local import Callback
 
 __all__ = ["SealedStorage"]
 

@@ -1,1 +1,1 @@
-"""How calls reach a backend: groups and batches, timeouts, repeated reads, outages."""
+"""How calls reach a backend, and notices other processes: groups, batches, timeouts, outages, wake-ups."""

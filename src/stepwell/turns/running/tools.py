@@ -15,7 +15,7 @@ from stepwell.errors import KeptError, StepwellError, UnknownOutcome
 from stepwell.options import check_function
 from stepwell.turns.base import AttemptBase
 from stepwell.turns.record import tool_prefix
-from stepwell.turns.turn import Turn
+from stepwell.turns.running.turn import Turn
 
 __all__ = ["Tools", "current_turn", "tool"]
 

@@ -13,13 +13,13 @@ from stepwell.effects import Replay
 from stepwell.engine import Get, Stored, decode_key, replaced
 from stepwell.errors import Conflict, LeaseLost, StepwellError, UsageError
 from stepwell.turns.base import AttemptBase, RunnerBase
-from stepwell.turns.held import HeldRecord
 from stepwell.turns.history import History
 from stepwell.turns.message import Message
-from stepwell.turns.question import Decision, Questions
 from stepwell.turns.record import Running, StopReason, TurnTable, message_part, table_of
-from stepwell.turns.tools import Tools, current
-from stepwell.turns.turn import Stream, Turn
+from stepwell.turns.running.held import HeldRecord
+from stepwell.turns.running.question import Decision, Questions
+from stepwell.turns.running.tools import Tools, current
+from stepwell.turns.running.turn import Stream, Turn
 
 __all__ = ["Attempt"]
 

@@ -10,11 +10,8 @@ from typing import Any, Final
 from stepwell.engine import Address, Slot, backoff, call_function, masked_text, replaced
 from stepwell.errors import BotApiError, BotUnavailable, Conflict, StepwellError
 from stepwell.fsm.engine import report_refusal
-from stepwell.turns.attempt import Attempt
 from stepwell.turns.base import RunnerBase, Send, TurnsBase
-from stepwell.turns.held import HeldRecord
 from stepwell.turns.policy import advanced
-from stepwell.turns.question import earliest_deadline, with_timeouts
 from stepwell.turns.record import (
     HANDLED,
     MOST_HANDLED,
@@ -26,7 +23,10 @@ from stepwell.turns.record import (
     question_part,
     send_part,
 )
-from stepwell.turns.turn import Stream
+from stepwell.turns.running.attempt import Attempt
+from stepwell.turns.running.held import HeldRecord
+from stepwell.turns.running.question import earliest_deadline, with_timeouts
+from stepwell.turns.running.turn import Stream
 
 __all__ = ["Runner"]
 

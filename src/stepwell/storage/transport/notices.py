@@ -13,7 +13,7 @@ from contextlib import suppress
 from stepwell._backoff import backoff, jittered
 from stepwell.errors import StepwellError, StorageError, StorageUnavailable
 from stepwell.storage.transport import outage
-from stepwell.storage.wakeups.local import Callback, Listener, call_soon
+from stepwell.storage.transport.wakeups import Callback, Listener, call_soon
 
 __all__ = ["NoticeChannel", "Outbox", "payload_of"]
 

@@ -16,7 +16,7 @@ from stepwell.options import check_instance
 from stepwell.turns.base import AttemptBase
 from stepwell.turns.history import History
 from stepwell.turns.message import Message
-from stepwell.turns.question import Decision
+from stepwell.turns.running.question import Decision
 
 __all__ = ["Stream", "Turn"]
 

@@ -1,1 +1,0 @@
-"""Wake-ups: between the tasks of this process, and between processes over a server."""
