@@ -79,6 +79,12 @@ def test_a_fence_that_is_not_closed_yet_is_code() -> None:
     ]
 
 
+def test_text_after_a_block_of_code_in_a_list_begins_a_line() -> None:
+    found = read(ANSWERS["list with paragraphs and code"])
+    assert found.text == "1. First, do this:\nrm -rf build\nand wait.\n2. Then that."
+    assert covered(found) == [("pre", "rm -rf build"), ("italic", "that")]
+
+
 def test_a_table_is_aligned_in_a_block_of_code() -> None:
     kind, table = covered(read(ANSWERS["table"]))[0]
     assert kind == "pre"

@@ -39,7 +39,24 @@ def read_markdown(text: str) -> FormattedText:
     if not plain:
         # Such as a list of links that nothing refers to.
         return FormattedText(text, [])
-    return FormattedText(plain, _valid([each.to_dict() for each in entities], units(plain)))
+    found = [each.to_dict() for each in entities]
+    plain = _with_ends_of_code(plain, found)
+    return FormattedText(plain, _valid(found, units(plain)))
+
+
+def _with_ends_of_code(text: str, entities: list[Entity]) -> str:
+    """Return a text with a line end after each block of code, which telegramify-markdown omits in a list."""
+    encoded, end_of_line = text.encode("utf-16-le"), "\n".encode("utf-16-le")
+    for code in entities:
+        end = code["offset"] + code["length"]
+        if code["type"] == "pre" and encoded[2 * end : 2 * end + 2] not in (end_of_line, b""):
+            encoded = encoded[: 2 * end] + end_of_line + encoded[2 * end :]
+            for each in entities:
+                if each["offset"] >= end:
+                    each["offset"] += 1
+                elif each["offset"] + each["length"] > end:
+                    each["length"] += 1
+    return encoded.decode("utf-16-le")
 
 
 def _valid(entities: list[Entity], size: int) -> list[Entity]:

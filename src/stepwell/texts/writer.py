@@ -198,7 +198,11 @@ class Writer:
             return
         if not self._calling:
             task.cancel()
-        await asyncio.wait((task,))
+        try:
+            await asyncio.wait((task,))
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
         if not task.cancelled():
             task.result()
 
