@@ -19,6 +19,7 @@ import stepwell
 from stepwell.cli import demo
 from stepwell.cli.arguments import add_hosts, address, port, positive
 from stepwell.cli.bots import play, run
+from stepwell.cli.output import NOT_FOUND_OR_CHANGED
 from stepwell.cli.signals import Terminated
 from stepwell.engine import displayed
 from stepwell.errors import Conflict, InvalidKey, InvalidOption, UnknownScheme, UsageError
@@ -28,8 +29,6 @@ __all__ = ["main"]
 
 #: The exit code of a wrong option or argument.
 WRONG_OPTION = 2
-#: The exit code if there is no such record, or if it is busy or was changed meanwhile.
-NOT_FOUND_OR_CHANGED = 3
 #: The commands that start a bot. They import nothing of the operator's commands.
 STARTING = ("demo", "play", "run")
 #: Errors of stdout. Those of a storage are ``StorageError``.

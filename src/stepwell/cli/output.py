@@ -13,6 +13,7 @@ from typing import Any
 from stepwell.operate.log import printable
 
 __all__ = [
+    "NOT_FOUND_OR_CHANGED",
     "Table",
     "ago",
     "cell",
@@ -27,6 +28,9 @@ __all__ = [
     "report",
     "span",
 ]
+
+#: The exit code if there is no such record, or if it is busy, was changed meanwhile or is already as it should be.
+NOT_FOUND_OR_CHANGED = 3
 
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "m"))
 

@@ -10,7 +10,7 @@ from stepwell import Storage
 from stepwell.cli.arguments import positive, stored_value
 from stepwell.cli.code import flow_named
 from stepwell.cli.command import Commands, Work, add_command, add_yes, confirmed, with_storage
-from stepwell.cli.output import cell, json_text, note, report
+from stepwell.cli.output import NOT_FOUND_OR_CHANGED, cell, json_text, note, report
 from stepwell.cli.runs.reading import run_json
 from stepwell.cli.writes import user_name
 from stepwell.engine import counted, quoted
@@ -171,7 +171,8 @@ def _stopping(
             return report(options, {done: [], **told}, "nothing was changed (dry run)")
         if not ids:
             are = f"{', '.join(map(cell, already))} {'is' if len(already) == 1 else 'are'}"
-            return report(options, {done: [], **told, "failed": []}, f"{are} {done} already; nothing was changed")
+            report(options, {done: [], **told, "failed": []}, f"{are} {done} already; nothing was changed")
+            return NOT_FOUND_OR_CHANGED
         if not confirmed(options, f"{verb} {'this run' if len(ids) == 1 else f'these {len(ids)} runs'}?"):
             return 1
         stopped, failed = [], []
