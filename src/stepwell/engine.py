@@ -12,6 +12,7 @@ from stepwell.codec.json import Struct, decoder, from_json, replaced, to_json
 from stepwell.codec.keys import decode_name
 from stepwell.codec.large import LARGE as LARGE_TEXT
 from stepwell.codec.large import fingerprint, in_thread, is_large, seal_data
+from stepwell.codec.masking import masked, masked_field, masked_fields
 from stepwell.codec.secret import secret_fields, secret_fields_of
 from stepwell.codec.types import class_of, is_registered, packed, register_shape
 from stepwell.codec.values import decode as decode_value
@@ -134,6 +135,9 @@ __all__ = [
     "is_registered",
     "is_secret",
     "log_tag",
+    "masked",
+    "masked_field",
+    "masked_fields",
     "masked_text",
     "observe_batches",
     "observe_storages",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stepwell import MemoryStorage, Storage
-from stepwell.errors import InvalidOption, UnknownRun
+from stepwell.errors import InvalidOption, UnknownRun, UsageError
 from stepwell.nodes import ChildMap, Node, NodeFlow, RunHandle, RunHistory, Sleep, Wait, linear, parallel, step, worker
 from stepwell.record import RUNS
 from stepwell.storage import Apply, Get
@@ -204,3 +204,91 @@ async def test_a_long_or_odd_action_is_kept_in_a_form_that_can_be_stored(storage
     await flow.run(flow_id="r")
     ((_, _, action),) = of(await flow.history("r"))
     assert action == "\\udce9" + "x" * 99
+
+
+class Add(Node):
+    """Adds to a number."""
+
+    def prep(self, shared: dict[str, Any]) -> dict[str, Any]:
+        return {"n": shared["n"], "api_key": "k-123456"}
+
+    async def exec(self, prep_res: dict[str, Any]) -> int:
+        return int(prep_res["n"]) + 1
+
+    def post(self, shared: dict[str, Any], prep_res: Any, exec_res: int) -> None:
+        shared["n"] = exec_res
+        shared.setdefault("seen", []).append(exec_res)
+        if exec_res == 2:
+            shared["two"] = True
+            del shared["gone"]
+
+
+@pytest.mark.every_backend
+async def test_with_values_a_history_has_what_the_hooks_returned_masked_and_cut(storage: Storage) -> None:
+    class Odd(Node):
+        def prep(self, shared: Any) -> str:
+            return "x" * 5000
+
+        def exec(self, prep_res: Any) -> object:
+            return object()
+
+    flow = linear(Add, Odd, storage=storage, keep=60, history="values")
+    await flow.run({"n": 1, "gone": 1}, flow_id="r")
+    add, odd = await flow.history("r")
+    assert (add.input, add.output) == ({"n": 1, "api_key": "•••"}, 2)
+    assert (odd.input, odd.output) == ("x" * 2000 + "…", "<object>")
+    stored = await storage.perform(Get(storage.address(RUNS, "r"), parts=True))
+    assert "k-123456" not in str(stored)
+
+
+async def test_the_values_of_the_last_hundred_nodes_are_kept(storage: Storage) -> None:
+    flow = turning(130, storage=storage, keep=60, history="values")
+    await flow.run(flow_id="r")
+    parts = (await storage.perform(Get(storage.address(RUNS, "r"), parts=True))).parts
+    assert len([name for name in parts if name.startswith("values::")]) == 100
+    assert len([name for name in parts if name.startswith("before::")]) == 100
+    with pytest.raises(UsageError, match="the values of its last 100 nodes are kept"):
+        first = linear(A(name="first"), turning(130), storage=storage, keep=60, history="values", name="long")
+        await first.run(flow_id="long")
+        await first.fork("long", at="first")
+
+
+async def test_with_values_a_fork_begins_with_the_state_before_the_node(storage: Storage) -> None:
+    adds = [Add(name=f"add{number}") for number in range(4)]
+    nested = linear(*adds[1:3], name="nested")
+    flow = linear(adds[0], nested, adds[3], name="adds", storage=storage, keep=60, history="values")
+    await flow.run({"n": 0, "gone": 1}, flow_id="r")
+    async with worker([flow]):
+        for at, n in {"add0": 0, "nested/add1": 1, "nested": 1, "nested/add2": 2, "add3": 3}.items():
+            fork = await flow.fork("r", at=at)
+            final = await fork.result(timeout=30)
+            assert final["n"] == 4
+            first = (await fork.history())[0]
+            assert (first.node, first.input["n"]) == ("nested/add1" if at == "nested" else at, n)
+            assert final["seen"] == [1, 2, 3, 4]
+            assert final["two"]
+            assert "gone" not in final
+
+
+async def test_with_values_a_run_can_be_forked_while_it_runs(storage: Storage) -> None:
+    class Forks(Node):
+        async def exec(self, prep_res: Any) -> None:
+            if step().flow_id == "r":
+                await flow.fork("r", at="Add", shared={"n": 10}, flow_id="fork")
+
+    flow = linear(Add, Forks, storage=storage, keep=60, history="values", name="forks")
+    await flow.run({"n": 0}, flow_id="r")
+    async with worker([flow]):
+        assert (await RunHandle("fork", flow).result(timeout=30))["n"] == 11
+
+
+async def test_a_change_that_is_too_large_to_keep_is_named_when_a_fork_needs_it(storage: Storage) -> None:
+    class Shrink(Node):
+        def post(self, shared: dict[str, Any], prep_res: Any, exec_res: Any) -> None:
+            shared["text"] = "short"
+
+    flow = linear(A, Shrink, B, storage=storage, keep=60, history="values", name="shrinks")
+    await flow.run({"text": "x" * 70_000}, flow_id="r")
+    await flow.fork("r", at=B)
+    with pytest.raises(UsageError, match="node 'Shrink' has changed more than could be kept"):
+        await flow.fork("r", at=A)

@@ -74,8 +74,9 @@ class NodeFlow(NodeGraph):
     :param keep: whether finished runs stay in the storage: ``True``, or a number of seconds.
     :param max_recoveries: how often the runner of a run may die before the run completes another node. Then the run
         is ``stuck``, so that a node that kills its process cannot kill one worker after the other.
-    :param history: what is kept of each node that completes, for :meth:`history`: ``"nodes"``, or ``None`` for the
-        last 20 nodes without their actions and waits. It goes with the commit of the node.
+    :param history: what is kept of each node that completes, for :meth:`history`: ``"nodes"``; ``"values"``
+        for what ``prep`` and ``exec`` have returned and for forks at earlier nodes, too; or ``None`` for the last 20
+        nodes without their actions and waits. It goes with the commit of the node.
     :param renamed: the new path of each node that a deploy has renamed, for runs of the graph before it:
         ``{"old": "new", "inner/old": "inner/new"}``. The path of a flow or of a parallel node stands for all
         nodes inside it.
@@ -106,7 +107,7 @@ class NodeFlow(NodeGraph):
             check_concurrency(concurrency)
         check_whole(max_steps, "max_steps={}: give a whole number of at least 1, or None", least=1, optional=True)
         check_whole(max_recoveries, "max_recoveries={}: give a whole number of at least 0", least=0)
-        check_choice(history, (*get_args(Detail), None), "history={}: choose 'nodes', or None")
+        check_choice(history, (*get_args(Detail), None), "history={}: choose 'nodes', 'values' or None")
         self._detail: Detail | None = history
         self.max_recoveries: int = max_recoveries
         self.concurrency: int | None = concurrency

@@ -2,6 +2,9 @@
 
 The last nodes are in the table of the run, which is written with every commit anyway. When they are as many as fit
 there, they are written as one part together with the commit of the last of them. So it needs no write of its own.
+
+With ``"values"``, two more parts go with the commit of a node: what its hooks got and returned, masked and cut; and the
+fields of the shared state that the commit changes, as they were before, so that a fork can begin at an earlier node.
 """
 
 from __future__ import annotations
@@ -11,15 +14,40 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from stepwell._secrets import masked_text
 from stepwell.codec import values
 from stepwell.codec.json import from_json
+from stepwell.codec.masking import masked
+from stepwell.errors import EncodeError
+from stepwell.record import Limits
 
-__all__ = ["HISTORY", "PARTS", "TRAIL", "Detail", "HistoryEntry", "Recorder", "RunHistory", "history_of"]
+__all__ = [
+    "BEFORE",
+    "HISTORY",
+    "LONGEST_BEFORE",
+    "PARTS",
+    "TRAIL",
+    "VALUES",
+    "WITH_VALUES",
+    "Detail",
+    "HistoryEntry",
+    "Recorder",
+    "RunHistory",
+    "history_of",
+    "rewound",
+    "shown",
+]
 
 #: How many of the last nodes are in the table, and in one part.
 TRAIL: Final = 20
 #: The prefix of the names of parts with a history, by their numbers.
 HISTORY: Final = "history::"
+#: The prefixes of the names of parts with values, and with the fields that were changed, by the number of the visit.
+VALUES, BEFORE = "values::", "before::"
+#: How many of the last visits have such parts.
+WITH_VALUES: Final = 100
+#: The most characters of one value as JSON, and of all changed fields.
+LONGEST_VALUE, LONGEST_BEFORE = 2_000, 64_000
 #: How many parts are kept; the oldest ones are dropped.
 PARTS: Final = 50
 #: The most characters of an action.
@@ -27,8 +55,9 @@ ACTION: Final = 100
 
 _UNKNOWN: Final = [0]
 
-#: What a history has of each node: ``"nodes"`` when it ran and how it ended, ``None`` nothing but the last ones.
-Detail = Literal["nodes"]
+#: What a history has of each node: ``"nodes"`` when it ran and how it ended, ``"values"`` what its hooks got and
+#: returned, too; ``None`` nothing but the last ones.
+Detail = Literal["nodes", "values"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +95,10 @@ class HistoryEntry:
     answered_by: str | None = None
     #: The type and the text of the error that an edge ``"error"`` has caught.
     error: tuple[str, str] | None = None
+    #: With ``history="values"``: what ``prep`` and ``exec`` have returned, as JSON with masked secrets. A long value is
+    #: a text, cut to 2,000 characters.
+    input: Any = None
+    output: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +172,50 @@ class Recorder:
         return values.to_json([[*row, *step] for row, step in zip(self.trail, self.steps, strict=True)]).decode()
 
 
-def history_of(table: Mapping[str, Any], parts: Mapping[str, str]) -> RunHistory:
-    """Return the history of a run from its table and its parts."""
+def shown(value: Any) -> Any:
+    """Return a value as JSON for a history: with masked secrets, and cut if it is long."""
+    try:
+        tree = masked(from_json(values.encode(value, Limits(), "$")))
+    except EncodeError:
+        return f"<{type(value).__name__}>"
+    if isinstance(tree, str):
+        tree = text = masked_text(tree)
+    else:
+        text = values.to_json(tree).decode()
+    return tree if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…"
+
+
+def rewound(state: dict[Any, Any], history: RunHistory, path: str, before: Mapping[int, Any]) -> dict[Any, Any] | None:
+    """Return the shared state before the last visit of a node, or ``None`` if the node has not completed.
+
+    ``before``: the changed fields of each visit, as they were. Raises ``LookupError`` if some are missing.
+    """
+    nodes = [entry.node for entry in history]
+    if path not in nodes:
+        return None
+    first = len(nodes) - 1 - nodes[::-1].index(path)
+    while first and nodes[first - 1] != path and nodes[first - 1].startswith(f"{path}/"):
+        # The nodes inside a flow have completed before it.
+        first -= 1
+    count = history.dropped + len(nodes)
+    first += history.dropped + 1
+    if first <= count - WITH_VALUES:
+        raise LookupError(f"the values of its last {WITH_VALUES} nodes are kept, and it is older")
+    state = dict(state)
+    for number in range(count, first - 1, -1):
+        fields = before.get(number, ())
+        if fields is None:
+            raise LookupError(f"node {nodes[number - history.dropped - 1]!r} has changed more than could be kept")
+        for key, *value in fields:
+            if value:
+                state[key] = value[0]
+            else:
+                state.pop(key, None)
+    return state
+
+
+def history_of(table: Mapping[str, Any], parts: Mapping[str, str], seen: Mapping[int, str] | None = None) -> RunHistory:
+    """Return the history of a run from its table and its parts; ``seen``: the values of each visit."""
     numbers = sorted(int(name.removeprefix(HISTORY)) for name in parts)
     stored = [row for number in numbers for row in from_json(parts[f"{HISTORY}{number:09d}"])]
     trail, steps = table.get("trail", ()), table.get("steps", ())
@@ -151,10 +226,15 @@ def history_of(table: Mapping[str, Any], parts: Mapping[str, str]) -> RunHistory
     count = table.get("count", len(recent))
     newer = count - TRAIL * (numbers[-1] + 1) if numbers else len(recent)
     rows = [*stored, *recent[max(len(recent) - newer, 0) :]]
-    return RunHistory(tuple(_entry(table["started"], row) for row in rows), max(count - len(rows), 0))
+    dropped = max(count - len(rows), 0)
+    entries = [
+        _entry(table["started"], row, from_json(seen[number]) if seen and number in seen else (None, None))
+        for number, row in enumerate(rows, dropped + 1)
+    ]
+    return RunHistory(tuple(entries), dropped)
 
 
-def _entry(began: float, row: Sequence[Any]) -> HistoryEntry:
+def _entry(began: float, row: Sequence[Any], seen: Sequence[Any]) -> HistoryEntry:
     path, start, duration, attempts, visit, *rest = row
     action = rest[0] if rest else "default" if visit else None
     more: Mapping[str, Any] = rest[1] if len(rest) > 1 else {}
@@ -172,4 +252,6 @@ def _entry(began: float, row: Sequence[Any]) -> HistoryEntry:
         slept=more.get("slept", 0) / 1000,
         answered_by=more.get("by"),
         error=tuple(more["error"]) if "error" in more else None,
+        input=seen[0],
+        output=seen[1],
     )

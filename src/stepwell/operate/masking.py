@@ -2,46 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Any
 
-from stepwell.engine import MASK, class_of, is_secret, masked_text, secret_fields
+from stepwell.engine import MASK, is_secret, masked, masked_field, masked_fields, masked_text
 
 __all__ = ["MASK", "hidden_texts", "is_secret", "masked", "masked_field", "masked_fields", "masked_text"]
-
-#: The attribute of a registered class that marks it as a whole.
-MARKER: Final = "__stepwell_secret__"
-
-
-def masked(tree: Any) -> Any:
-    """Return a copy of a decoded JSON value of the codec with its secrets masked.
-
-    Fields are recognised by their names. In a registered class that this process has imported, fields marked with
-    ``Annotated[..., Secret]`` are masked too. A class with ``__stepwell_secret__ = True`` is masked as a whole.
-    """
-    if isinstance(tree, list):
-        return [masked(each) for each in tree]
-    if not isinstance(tree, dict):
-        return tree
-    if len(tree) == 1:
-        ((tag, inside),) = tree.items()
-        if tag in ("$record", "$enum"):
-            return {tag: [inside[0], _of_class(tag, *inside)]}
-    return masked_fields(tree)
-
-
-def masked_fields(fields: Any, marked: Collection[str] = ()) -> dict[str, Any]:
-    """Return a decoded dict with its secrets masked; ``marked`` are the names of fields that are secret as a whole."""
-    if list(fields) == ["$dict"]:
-        return {"$dict": [[name, masked_field(name, value, marked)] for name, value in fields["$dict"]]}
-    return {name: masked_field(name, value, marked) for name, value in fields.items()}
-
-
-def masked_field(name: Any, value: Any, marked: Collection[str] = ()) -> Any:
-    """Return the value of one field of a dict with its secrets masked."""
-    if value is not None and isinstance(name, str) and (name in marked or is_secret(name)):
-        return MASK
-    return masked(value)
 
 
 def hidden_texts(tree: Any, shown: Any) -> Iterator[str]:
@@ -62,17 +28,3 @@ def _leaves(tree: Any) -> Iterator[str]:
             yield from _leaves(value)
     elif isinstance(tree, str | int | float) and not isinstance(tree, bool):
         yield str(tree)
-
-
-def _of_class(tag: str, name: str, inside: Any) -> Any:
-    cls = class_of(tag, name)
-    if getattr(cls, MARKER, False):
-        return MASK
-    marked = frozenset() if cls is None else secret_fields(cls)
-    if not isinstance(inside, dict):
-        return masked(inside)
-    if list(inside) == ["$tuple"]:
-        # A pydantic model with extra fields or unset fields.
-        fields, rest = inside["$tuple"]
-        return {"$tuple": [masked_fields(fields, marked), masked(rest)]}
-    return masked_fields(inside, marked)

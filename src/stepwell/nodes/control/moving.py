@@ -13,6 +13,7 @@ from stepwell.errors import EncodeError, FlowChanged, InvalidOption, RecordExist
 from stepwell.nodes.deploy.position import around, branch_of
 from stepwell.nodes.graph.base import BaseNode
 from stepwell.nodes.graph.plan import program_of
+from stepwell.nodes.history import BEFORE, HISTORY, history_of, rewound
 from stepwell.nodes.queue.submitting import KEPT
 from stepwell.nodes.run import lease
 from stepwell.nodes.run.ids import check_flow_id, new_flow_id
@@ -24,6 +25,7 @@ from stepwell.slot import Slot
 from stepwell.storage.operations import Apply, Guard
 
 if TYPE_CHECKING:
+    from stepwell.codec import Seal
     from stepwell.nodes.graph.base import BaseFlow
     from stepwell.nodes.graph.plan import Program, Stage
     from stepwell.nodes.run.reading import ReadRun
@@ -102,7 +104,7 @@ async def fork(
     }
     index = flow_index(flow._title(), flow.revision)
     place = Place(flow._title(), stage.path, flow.revision if flow.revision > 1 else None)
-    state = {**await open_data(old, run.stored.fields), **shared}
+    state = {**_state_at(run, stage, old, await open_data(old, run.stored.fields)), **shared}
     try:
         change = Change(
             write=storage.ids(),
@@ -122,6 +124,24 @@ async def fork(
         raise RunExists(flow_id) from None
     wake_workers(storage, index)
     return flow_id
+
+
+def _state_at(run: ReadRun, stage: Stage, seal: Seal, state: dict[Any, Any]) -> dict[Any, Any]:
+    """Return the shared state to begin at a node with: with values in the history, that before its last visit."""
+    if not run.table.get("values") or run.place.state == stage.path:
+        return state
+    parts = {
+        name: seal.value("p", name, text)
+        for name, text in (run.stored.parts or {}).items()
+        if name.startswith((HISTORY, BEFORE))
+    }
+    history = history_of(run.table, {name: value for name, value in parts.items() if name.startswith(HISTORY)})
+    before = {int(name.removeprefix(BEFORE)): value for name, value in parts.items() if name.startswith(BEFORE)}
+    try:
+        found = rewound(state, history, stage.path, before)
+    except LookupError as error:
+        raise UsageError(f"the state before node {quoted(stage.path)} is not known: {error.args[0]}") from error
+    return state if found is None else found
 
 
 def stage_at(program: Program, at: At) -> Stage:
@@ -171,8 +191,11 @@ def _check_source(flow: BaseFlow, source: str, run: ReadRun) -> None:
         differs = f"it is a run of flow {quoted(run.place.flow)}, not of {quoted(flow._title())}"
         raise FlowChanged(source, [differs], asked="forked")
     status = run.table["status"]
-    if "undo" in run.table or status == "running":
+    if "undo" in run.table or (status == "running" and not run.table.get("values")):
         doing = "undone" if "undo" in run.table else status
-        raise UsageError(f"run {quoted(source)} is {doing}, so its state still changes; pause it, or wait for its end")
+        raise UsageError(
+            f"run {quoted(source)} is {doing}, so its state still changes; pause it, wait for its end, or use "
+            'history="values"'
+        )
     if status == "queued" and run.table.get("before", status) == "queued":
         raise UsageError(f"run {quoted(source)} has not begun; submit another run instead")

@@ -180,7 +180,7 @@ class BaseFlow(BaseNode):
     #: The new path of each path that was renamed.
     renamed: Mapping[str, str] = MappingProxyType({})
     #: What the history of its runs has.
-    _detail: Literal["nodes"] | None = "nodes"
+    _detail: Literal["nodes", "values"] | None = "nodes"
     #: Whether the edge ``"error"`` of a node catches the errors of that node.
     _catches: ClassVar[bool] = False
     #: When the flow was made, as a time of ``monotonic()``.

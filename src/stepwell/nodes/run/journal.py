@@ -15,6 +15,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, cast
 
 from stepwell._secrets import quoted
+from stepwell.codec import values
 from stepwell.errors import (
     EncodeError,
     LeaseLost,
@@ -27,7 +28,7 @@ from stepwell.errors import (
 )
 from stepwell.nodes.graph.loaded import loaded_at
 from stepwell.nodes.graph.shape import Shape, check_renamed
-from stepwell.nodes.history import HISTORY, PARTS, TRAIL, Recorder
+from stepwell.nodes.history import BEFORE, HISTORY, LONGEST_BEFORE, PARTS, TRAIL, VALUES, WITH_VALUES, Recorder, shown
 from stepwell.nodes.run import deaths
 from stepwell.nodes.run.errors import RunErrors
 from stepwell.nodes.run.mailbox import Mailbox
@@ -48,7 +49,7 @@ from stepwell.nodes.run.table import (
 )
 from stepwell.nodes.run.waits import asked_again, has_answer, is_child_wait, questions, unanswered, waits_for
 from stepwell.record import KEEP, Keep, Place, Version
-from stepwell.slot import Sealed, Slot
+from stepwell.slot import Changes, Sealed, Slot
 
 if TYPE_CHECKING:
     from stepwell.nodes.graph.base import BaseFlow
@@ -136,6 +137,9 @@ class Journal:
         #: The visits of paths that the graph does not have any more, or has with another kind of node.
         self.former: dict[str, int] = {}
         self.history: Recorder = Recorder(root._detail)
+        #: Whether the history has the values of nodes; and what ``prep`` and ``exec`` of the last one have returned.
+        self.keeps_values: bool = root._detail == "values"
+        self.last_values: tuple[Any, Any] | None = None
         #: For how many seconds the run was queued, paused or slept since the last node.
         self._idle: dict[str, float] = {}
 
@@ -214,6 +218,8 @@ class Journal:
             table["trail"] = list(history.trail)
             if history.detail is not None:
                 table["count"], table["steps"] = history.count, list(history.steps)
+                if self.keeps_values:
+                    table["values"] = True
         slot.place = Place(self.flow, self.positions[""] or None, self._revision)
         set_table(slot, table)
 
@@ -551,10 +557,16 @@ class Journal:
         if self._stream is not None:
             # A reader that sees the node as completed has all its values.
             await self._stream.flush()
-        pending, slot = self.parts.take_pending() if self.parts.pending else {}, self.slot
-        parts = {name: part for name, part in pending.items() if part is not None} if pending else None
-        dropped = [name for name, part in pending.items() if part is None] if pending else ()
+        slot = self.slot
+        changes: Changes | None = None
+        pending: dict[str, Sealed | None] = {}
         try:
+            if self.keeps_values and self.history.count and not slot.deleted:
+                changes = await self._note_before()
+            if self.parts.pending:
+                pending = self.parts.take_pending()
+            parts = {name: part for name, part in pending.items() if part is not None} if pending else None
+            dropped = [name for name, part in pending.items() if part is None] if pending else ()
             await slot.commit(
                 keep=keep,
                 timers=timers,
@@ -566,6 +578,7 @@ class Journal:
                 # A run that parks again where it was has only another deadline.
                 force=only_version is not None,
                 only_version=only_version,
+                changes=changes,
             )
         except VersionChanged:
             self.parts.give_back(pending)
@@ -634,6 +647,29 @@ class Journal:
         if filled is not None:
             self.parts.put("", "history", f"{filled:09d}", self.history.part())
             self.parts.drop_old("", f"{HISTORY}{filled - PARTS:09d}")
+        if self.keeps_values:
+            number = self.history.count
+            for prefix in (VALUES, BEFORE):
+                self.parts.drop_old("", f"{prefix}{number - WITH_VALUES:09d}")
+            if self.last_values is not None:
+                seen = values.to_json([shown(value) for value in self.last_values]).decode()
+                self.parts.put("", "values", f"{number:09d}", seen)
+                self.last_values = None
+
+    async def _note_before(self) -> Changes:
+        """Keep the fields that the next commit changes, as they were; return its changes."""
+        slot = self.slot
+        changes = await slot.changes()
+        names = {*changes.set, *changes.unset}
+        if names:
+            seal, texts = slot.storage.seal(slot.address), slot.texts
+            old = {name: texts[name] for name in names if name in texts}
+            rows: list[list[Any]] | None = None
+            if sum(map(len, old.values())) <= LONGEST_BEFORE:
+                rows = [[key, value] for key, value in seal.data(old).items()]
+                rows += [[key] for key in changes.data if (name := seal.name(key)) in names and name not in texts]
+            self.parts.put("", "before", f"{self.history.count:09d}", rows)
+        return changes
 
     def _waits_of(self, path: str, duration: float) -> dict[str, Any] | None:
         """Return what a history has of the waits before and inside a node."""

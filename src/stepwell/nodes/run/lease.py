@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from stepwell.nodes.history import HISTORY
+from stepwell.nodes.history import BEFORE, HISTORY, VALUES
 from stepwell.nodes.run.table import PARAMS, Retention, end_timers, run_table, set_table, timeout_timer
 from stepwell.options import check_text
 from stepwell.record import DAY, RUNS, Address, Queue, Stored
@@ -50,7 +50,7 @@ async def cancel(slot: Slot, reason: str | None) -> None:
     set_table(slot, table)
     stored: Stored | None = await slot.storage.perform(Get(slot.address, parts=True))
     found = (stored.parts or {}) if stored is not None else {}
-    names = tuple(name for name in found if not name.startswith((HISTORY, PARAMS)))
+    names = tuple(name for name in found if not name.startswith((BEFORE, HISTORY, PARAMS, VALUES)))
     await slot.commit(timers=end_timers(table, slot.time()), expiry=expiry, queue=None, dropped_parts=names)
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, get_args
 
 from stepwell._secrets import quoted
 from stepwell.errors import CorruptRecord, InvalidOption, RunReplaced, UnknownRun
-from stepwell.nodes.history import HISTORY, RunHistory, history_of
+from stepwell.nodes.history import HISTORY, VALUES, RunHistory, history_of
 from stepwell.nodes.run.reading import read_known_run, read_run
 from stepwell.nodes.run.table import FINAL, GRAPH, Ending, Status, flow_index, table_of, tags_in
 from stepwell.record import RUNS, Address, OpenedHead, Range, Stored
@@ -175,7 +175,13 @@ async def history(storage: Storage, flow_id: str) -> RunHistory:
     """Return the history of a run; raise ``UnknownRun`` if there is none."""
     run = await read_known_run(storage, flow_id, parts=Range.prefix(HISTORY))
     seal = storage.seal(run.address)
-    return history_of(run.table, {name: seal.value("p", name, text) for name, text in (run.stored.parts or {}).items()})
+    parts = {name: seal.value("p", name, text) for name, text in (run.stored.parts or {}).items()}
+    seen: dict[int, str] = {}
+    if run.table.get("values"):
+        stored: Stored | None = await storage.perform(Get(run.address, parts=Range.prefix(VALUES)))
+        for name, text in ((stored and stored.parts) or {}).items():
+            seen[int(name.removeprefix(VALUES))] = seal.value("p", name, text)
+    return history_of(run.table, parts, seen)
 
 
 async def mark_of(storage: Storage, flow_id: str) -> str | None:

@@ -7,14 +7,14 @@ from typing import Any
 
 from stepwell.codec.large import in_thread, is_large
 from stepwell.errors import EncodeError, Unstorable
-from stepwell.nodes.history import HISTORY
+from stepwell.nodes.history import BEFORE, HISTORY, VALUES
 from stepwell.nodes.run.table import MAIL, PARAMS, REPLY, owner_of_part
 from stepwell.slot import Sealed, Slot
 
 __all__ = ["RunParts", "is_inside"]
 
 #: How the names of parts begin that a run has when it has ended.
-_KEPT = (HISTORY, PARAMS, REPLY)
+_KEPT = (BEFORE, HISTORY, PARAMS, REPLY, VALUES)
 
 #: RunParts by name; ``None`` drops a part.
 Pending = dict[str, Sealed | None]

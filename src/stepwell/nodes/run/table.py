@@ -168,6 +168,8 @@ class _Table(TypedDict):
     #: Of the same nodes, see :class:`~stepwell.nodes.history.Recorder`; and how many nodes have completed.
     steps: NotRequired[list[list[int | str | dict[str, Any]]]]
     count: NotRequired[int]
+    #: Whether it has the values of the last nodes, too.
+    values: NotRequired[bool]
     #: Since when a run has been queued or paused.
     idle: NotRequired[float]
     run: NotRequired[str]
@@ -270,6 +272,8 @@ _PARTS: Final[Mapping[str, Any]] = {
     "field": list[Any],
     "undo": tuple[str, int, Any],
     "history": str,
+    "values": str,
+    "before": list[list[Any]] | None,
 }
 
 

@@ -152,6 +152,8 @@ async def walk(graph: Graph, cursor: Cursor, shared: Any, params: Mapping[str, A
                 following = stage.edges[action]
             except (KeyError, TypeError):
                 action, following = graph.flow._leave(stage, action, shared)
+            if branch is not None and branch.journal.keeps_values:
+                branch.journal.last_values = (prep_res, exec_res)
             if stage.undo is not None:
                 result, exec_res = exec_res, _NONE
                 _note_result(stage, cursor, node, result)
