@@ -49,6 +49,10 @@ class Submission:
             least=-(1 << 31),
             most=(1 << 31) - 1,
         )
+        if any(each is not None for each in (self.timeout, self.on_exists, self.debounce, self.at_most, self.merge)):
+            self._check_start()
+
+    def _check_start(self) -> None:
         for name in ("timeout", "debounce", "at_most"):
             message = f"{name}={{}}: give a number of seconds above 0, or None"
             check_number(getattr(self, name), message, above=0, optional=True, finite=True)

@@ -58,6 +58,8 @@ async def submit(
     """
     # An invalid graph is found here, not by a worker.
     program_of(flow, without_loop=False, durable=True)
+    # No other call can have a new id, and a parent takes its child whatever data it has.
+    compared = flow_id is not None and how.parent is None
     given = new_flow_id(flow._title()) if flow_id is None else flow_id
     check_flow_id(given)
     how.check()
@@ -73,7 +75,8 @@ async def submit(
     number = 1
     while True:
         name = given if number == 1 else f"{given}~{number}"
-        created = await _Row(flow, name, how, storage, now=now, connection=connection).put(shared)
+        row = _Row(flow, name, how, storage, now=now, compared=compared, connection=connection)
+        created = await row.put(shared)
         if created is not None:
             return Submitted(name, created)
         # The debounced run of this id has started, so another one takes the data.
@@ -81,12 +84,25 @@ async def submit(
 
 
 class _Row:
-    """The record of a run to submit. ``now``: the time of the storage's clock if the options need it."""
+    """The record of a run to submit.
+
+    ``now``: the time of the storage's clock if the options need it. ``compared``: whether a later call for this id
+    compares its data with that of this one.
+    """
 
     def __init__(
-        self, flow: BaseFlow, flow_id: str, how: Submission, storage: Storage, *, now: float, connection: Any
+        self,
+        flow: BaseFlow,
+        flow_id: str,
+        how: Submission,
+        storage: Storage,
+        *,
+        now: float,
+        compared: bool,
+        connection: Any,
     ) -> None:
         self._flow, self._how, self._storage, self._now, self._connection = flow, how, storage, now, connection
+        self._compared = compared
         self._slot = Slot(storage, RUNS, flow_id)
         self._seal = storage.seal(self._slot.address)
         self._title, self._index = flow._title(), flow_index(flow._title(), flow.revision)
@@ -169,8 +185,9 @@ class _Row:
             "keep": how.keep or KEPT,
             # For the history only, so the clock of this host will do.
             "idle": round((self._storage.clock or time)(), 3),
-            "input": digest,
         }
+        if digest:
+            table["input"] = digest
         if (trace := current_trace()) is not None:
             table["trace"] = trace
         if how.priority:
@@ -205,7 +222,7 @@ class _Row:
                 parts[PARAMS] = self._slot.seal_part(PARAMS, dict(how.params)).text
         except EncodeError as error:
             raise Unstorable("", error.path, error.type_name, error.why) from error
-        digest = digest_of(fields, parts.get(PARAMS, ""))
+        digest = digest_of(fields, parts.get(PARAMS, "")) if self._compared else ""
         table = self._table(digest, before)
         for name, text in ({} if before is None else before.stored.parts or {}).items():
             if name.startswith(MAIL):
