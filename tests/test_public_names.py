@@ -28,6 +28,7 @@ import stepwell.telegram
 import stepwell.telegram.engine
 import stepwell.testing
 import stepwell.turns
+import stepwell.turns.engine
 
 SOURCE = Path(stepwell.__file__).parent
 
@@ -118,6 +119,7 @@ FOR_TOOLS = {
         "is_unparsable", "opened_extension", "remembered", "report_refusal", "set_timer", "token_of", "with_entry",
         "with_kept", "with_timers", "without_formatting",
     ],
+    "stepwell.turns.engine": ["WORKING_PARTS", "status_of"],
     "stepwell.nodes.engine": [
         "DurableStep", "FINAL", "OpenWait", "QueuedRun", "RunTasks", "Status", "answer", "carry_trace", "durable_step",
         "flow_of_index", "flow_of_wait", "graph_of", "history", "is_queued", "message_of", "observe_submits",

@@ -17,6 +17,7 @@ from stepwell.playground.places import Places
 from stepwell.playground.records import Records
 from stepwell.playground.report_server import ReportServer
 from stepwell.playground.runs import Runs
+from stepwell.playground.turns import ShownTurns
 
 __all__ = ["BotObserver"]
 
@@ -28,6 +29,7 @@ class BotObserver:
         self.machines: dict[str, dict[str, Any]] = {}
         self.records: Records = Records()
         self.runs: Runs = Runs()
+        self.turns: ShownTurns = ShownTurns()
         self.timeline: Timeline = Timeline(self._group_changed)
         self.reports: ReportServer = ReportServer(self._on_report, self.records.forget_versions)
         self.places: Places = Places(world, self.reports, self.records, lambda: self.show("records", "places"))
@@ -40,6 +42,7 @@ class BotObserver:
             "records": self.records.json,
             "places": self.places.json,
             "runs": self.runs.json,
+            "turns": self.turns.json,
             "timeline": lambda: [group.n for group in self.timeline.groups],
         }
 
@@ -98,6 +101,13 @@ class BotObserver:
         version = known.record["version"] if known is not None and known.record is not None else None
         await self._request(self._found, do="restore", bot=bot, key=key, version=version, snapshot=snapshot)
 
+    async def forget_turns(self, room: str) -> None:
+        """Delete the records of the conversations with turns in a chat. A turn that runs ends without an answer."""
+        for bot, key in self.turns.keys_of(room):
+            await self._request(do="forget turns", bot=bot, key=key)
+            self.turns.remove(bot, key)
+        self.show("turns")
+
     async def _request(self, show: Callable[[str, str, dict[str, Any]], None] | None = None, **request: Any) -> None:
         """Send a request to the bot's process; raise ``UsageError`` if its answer is an error.
 
@@ -134,6 +144,10 @@ class BotObserver:
             timeline.failed(report)
         elif kind == "fired":
             timeline.fired(report)
+        elif kind == "turn":
+            room, thread = self.places.located(report["ids"])
+            self.turns.changed(report, None if room is None else str(room.id), thread or None)
+            self.show("turns")
         elif kind == "used":
             self._used(report)
         elif kind == "logged":

@@ -71,18 +71,20 @@ class Places:
 
     def add(self, bot: str, key: str, ids: list[int]) -> tuple[int, int | None] | None:
         """Add a record without a machine by the numbers in its key; return its chat and user, if it has them."""
-        world = self._world
-        users = [each for each in ids if each in world.users]
-        room = next((each for each in world.rooms.values() if each.id in ids), None)
+        room, thread = self.located(ids)
         if room is None:
             return None
-        user = next((each for each in users if each in room.members), None)
-        thread = next((each for each in ids if each in room.topics), 0)
+        user = next((each for each in ids if each in self._world.users and each in room.members), None)
         for member in room.members if user is None else [user]:
             places = self._others.setdefault(f"{room.id}/{member}/{thread}", [])
             if {"bot": bot, "key": key} not in places:
                 places.append({"bot": bot, "key": key})
         return room.id, user
+
+    def located(self, ids: list[int]) -> tuple[Room | None, int]:
+        """Return the chat and the topic that these numbers name; 0 for no topic."""
+        room = next((each for each in self._world.rooms.values() if each.id in ids), None)
+        return room, next((each for each in ids if room is not None and each in room.topics), 0)
 
     def _all(self) -> dict[str, list[dict[str, Any]]]:
         names = self._found | self._others

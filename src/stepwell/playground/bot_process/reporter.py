@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from stepwell import Storage
 from stepwell.engine import (
+    TURNS,
     Address,
     Apply,
     Claim,
@@ -51,6 +52,7 @@ from stepwell.playground.bot_process.records import (
     shown_record,
     time_out_now,
 )
+from stepwell.playground.bot_process.turns import read_turns
 from stepwell.playground.report_server import LONGEST_LINE
 from stepwell.web.diagrams import describe_flow
 
@@ -87,6 +89,13 @@ class _Used(NamedTuple):
     update_id: int | None
 
 
+class _Turned(NamedTuple):
+    """A conversation with turns whose record was written."""
+
+    storage: Storage
+    address: Address
+
+
 def install(address: str) -> None:
     """Report every machine and every record of this process to ``host:port:secret`` from now on."""
     host, port, secret = address.split(":")
@@ -112,7 +121,9 @@ class Reporter:
     """One connection to the playground, with one JSON object per line."""
 
     def __init__(self, host: str, port: int, secret: str) -> None:
-        self._events: asyncio.Queue[_Observed | _Used] = asyncio.Queue()
+        self._events: asyncio.Queue[_Observed | _Used | _Turned] = asyncio.Queue()
+        #: The conversations with turns whose status is still to be read.
+        self._turned: set[Address] = set()
         self._machines: dict[str, FSM] = {}
         #: The storages of records without a machine, by namespace.
         self._storages: dict[str, Storage] = {}
@@ -139,6 +150,12 @@ class Reporter:
         self._watch.performed(operation, result)
         address, written = operation.address, isinstance(operation, Apply)
         namespace = decode_namespace(address.namespace)
+        if namespace == TURNS:
+            self._storages[namespace] = storage
+            if written and address not in self._turned:
+                self._turned.add(address)
+                self._events.put_nowait(_Turned(storage, address))
+            return
         if (
             namespace in self._machines
             or isinstance(namespace, ReservedNamespace)
@@ -161,6 +178,9 @@ class Reporter:
         try:
             while True:
                 observed = await self._events.get()
+                if isinstance(observed, _Turned):
+                    # A write after this is one more event.
+                    self._turned.discard(observed.address)
                 try:
                     async with self._sending:
                         self._send(await _report_of(observed))
@@ -184,6 +204,13 @@ class Reporter:
             async with self._sending:
                 records = [await _placed(fsm, request["update"]) for fsm in self._machines.values()]
                 self._send_answer(request, {"records": records})
+            return
+        if request["do"] == "forget turns":
+            known = self._storages.get(TURNS)
+            if known is not None:
+                # Without a claim, because the claim of a running turn is held until it ends.
+                await known.forget(known.address(TURNS, decode_key(request["key"])))
+            self._send_answer(request, None if known is None else {})
             return
         bot, key = request["bot"], decode_key(request["key"])
         fsm = self._machines.get(bot)
@@ -210,7 +237,11 @@ class Reporter:
             self._writer.write(json.dumps(line).encode() + b"\n")
 
 
-async def _report_of(observed: _Observed | _Used) -> dict[str, Any]:
+async def _report_of(observed: _Observed | _Used | _Turned) -> dict[str, Any]:
+    if isinstance(observed, _Turned):
+        bot, conversation = decode_key(observed.address.key)
+        status = await read_turns(observed.storage, observed.address)
+        return {"kind": "turn", "bot": bot, "key": observed.address.key, "ids": _ids(conversation), "status": status}
     if isinstance(observed, _Used):
         storage, address, stored, written, before, at, update_id = observed
         about = {"bot": decode_namespace(address.namespace), "key": address.key, "ids": _ids(decode_key(address.key))}

@@ -35,6 +35,7 @@ async def start_over(play: Playground, room: Room) -> None:
     """Delete the records of a chat, and remove all its messages and events."""
     for bot, key in play.observer.places.keys_of(room.id):
         await play.observer.restore(bot, key, {})
+    await play.observer.forget_turns(str(room.id))
     erase(play, play.observer.timeline.of_chat(room.id))
     for number in list(room.messages):
         play.world.delete(room, number)

@@ -3,6 +3,7 @@ import { act, banner, byId, el, keyed, toast } from "./dom.js";
 import { ChatPane } from "./chat.js";
 import { AGAIN, failures, renderTimeline } from "./events.js";
 import { renderBot, renderFlow, renderRecord, renderRuns, renderTimer, currentRecord } from "./inspect.js";
+import { renderTurn, tick } from "./turn.js";
 import { divider, recall, remember, view } from "./layout.js";
 
 const app = {
@@ -89,6 +90,7 @@ const app = {
     renderFlow(this, now);
     renderRecord(this, now);
     renderRuns(this);
+    renderTurn(this);
     renderTimeline(this);
     byId("view-where").textContent = now?.record?.state ?? "";
   },
@@ -153,6 +155,6 @@ byId("adding-name").addEventListener("keydown", (event) => { if (event.key === "
 divider();
 const resized = new ResizeObserver(() => app.render());
 for (const id of ["diagram", "run-diagram"]) resized.observe(byId(id));
-setInterval(() => { if (app.active) renderTimer(app, currentRecord(app, app.active.place)); }, 200);
+setInterval(() => { if (app.active) { renderTimer(app, currentRecord(app, app.active.place)); tick(app); } }, 200);
 document.title = "Stepwell playground";
 listen();
