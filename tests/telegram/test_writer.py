@@ -120,6 +120,19 @@ def test_streams_of_minutes_leave_room_for_other_messages_of_the_group() -> None
     assert len(api.times("editMessageText")) > 26
 
 
+def test_a_stream_in_a_chat_of_a_business_connection_edits_one_message_each_second() -> None:
+    async def scene(api: DocumentedAPI, client: BotClient) -> None:
+        async with Writer(client.try_call, USER, params={"business_connection_id": "b"}) as writer:
+            await stream(writer)
+        await complete(client, writer)
+
+    api = play(scene)
+    assert api.texts(USER) == [TEXT]
+    assert {each["business_connection_id"] for _, _, each, _ in api.requests} == {"b"}
+    edits = api.times("editMessageText")
+    assert 17 <= len(edits) <= 21 and len(api.times("sendMessage")) == 1
+
+
 def test_after_a_crash_the_same_message_is_completed() -> None:
     async def scene(api: DocumentedAPI, client: BotClient) -> None:
         stored: list[int | None] = []
@@ -183,7 +196,7 @@ def test_a_long_text_shows_its_end_in_a_draft_and_its_beginning_in_a_message() -
                 writer.write(words)
                 await asyncio.sleep(3)
             if chat == USER:
-                assert api.drafts[USER]["text"].endswith("word0999 ")
+                assert api.drafts[USER]["text"].endswith("word0999")
             else:
                 assert api.texts(GROUP)[0].startswith("word0000") and api.texts(GROUP)[0].endswith("…")
             calls = await complete(client, writer, reply_markup={"inline_keyboard": []})

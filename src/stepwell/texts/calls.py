@@ -24,7 +24,7 @@ class Formatting(NamedTuple):
     """What the texts of a bot have unless a call says otherwise."""
 
     parse_mode: str | None = None
-    link_preview_options: Mapping[str, Any] | None = None
+    link_preview_options: dict[str, Any] | None = None
 
     @classmethod
     def of(
@@ -42,7 +42,8 @@ class Formatting(NamedTuple):
             f'{owner}(link_preview_options=...) takes a dict such as {{{{"is_disabled": True}}}}, got {{}}',
             link_preview_options,
         )
-        return cls(parse_mode, link_preview_options) if parse_mode or link_preview_options else None
+        options = None if link_preview_options is None else dict(link_preview_options)
+        return cls(parse_mode, options) if parse_mode or options else None
 
 
 class _Field(NamedTuple):

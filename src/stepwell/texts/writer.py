@@ -254,8 +254,9 @@ class Writer:
 
     def _frame(self) -> FormattedText | None:
         """Return what to show now: of a draft the end, of a message the beginning; ``None`` for nothing."""
-        text = self.text
-        if not text.strip():
+        # Telegram removes spaces at the end, so a text with more of them looks the same.
+        text = self.text.rstrip()
+        if not text:
             # Telegram shows "Thinking..." for an empty draft.
             return FormattedText("", []) if self.shows_drafts else None
         entities: list[Entity] = []
