@@ -14,8 +14,10 @@ from stepwell.errors import BotUnavailable
 from stepwell.fsm import FSM, Router, Update
 from stepwell.telegram import BotClient, Sender, broadcast
 from stepwell.telegram.receiving.outcome import Unfinished
+from stepwell.turns import Turn, Turns
 from tests.telegram.documented_api import DocumentedAPI
 from tests.telegram.virtual_time import VirtualTimeLoop
+from tests.until import until
 
 USER, TOKEN = 42, "42:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
 LONG = "word " * 2000
@@ -57,6 +59,27 @@ def test_a_piece_that_was_sent_is_not_sent_again_when_the_next_one_has_to_wait()
             await unfinished.process(router, Sender(client))
 
     assert play(scene).texts(USER) == PIECES
+
+
+async def test_a_long_answer_of_a_turn_is_stored_and_sent_in_pieces() -> None:
+    turns = Turns("my_bot", storage=MemoryStorage(), collect=0)
+    sent: list[str] = []
+
+    @turns.handler
+    async def answer(turn: Turn) -> None:
+        turn.answer(LONG)
+
+    def send(call: dict[str, Any]) -> None:
+        if len(sent) == 2 and not failures:
+            failures.append(call)
+            raise BotUnavailable("sendMessage", None, "away")
+        sent.append(call["text"])
+
+    failures: list[Any] = []
+    async with turns.worker(send=send):
+        await turns.admit(message("Hi").raw)
+        await until(lambda: len(sent) == 3)
+    assert "".join(sent) == LONG
 
 
 def test_broken_markup_arrives_as_text() -> None:

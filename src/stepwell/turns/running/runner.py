@@ -10,6 +10,7 @@ from typing import Any, Final
 from stepwell.engine import Address, Slot, backoff, call_function, masked_text, replaced
 from stepwell.errors import BotApiError, BotUnavailable, Conflict, StepwellError
 from stepwell.fsm.engine import report_refusal
+from stepwell.texts import fit
 from stepwell.turns.base import RunnerBase, Send, TurnsBase
 from stepwell.turns.policy import advanced
 from stepwell.turns.record import (
@@ -368,6 +369,8 @@ class Runner(RunnerBase):
     ) -> None:
         """End a turn, store its calls and entries, and take the next one or become idle, in one guarded write."""
         slot, seal, turns = record.slot, record.seal, self.turns
+        # Each piece of a long text is stored and sent on its own.
+        calls = fit(calls)
         dropped_failures: list[str] = []
 
         def after(table: TurnTable) -> TurnTable | None:
