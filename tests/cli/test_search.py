@@ -176,6 +176,11 @@ async def test_runs_are_filtered_by_tag_and_by_shared_field_on_each_storage(
     assert await ids("--field", "to.city=Rome", "--status", "failed") == []
     (child,) = await ids("--tag", "parent:parent")
     assert child.endswith("/Parent/1/c")
+    await NodeFlow(Ask("ask"), name="refund").submit(storage=storage, flow_id="tagged", tags={"customer": 7})
+    assert await ids("--tag", "customer=7") == ["tagged"]
+    assert await ids("--tag", "customer=77") == []
+    shown = await command("runs", "tagged")
+    assert "tags      customer=7\n" in shown.out
     assert await ids("--older-than", "1h") == []
     first = (await command("runs", "--limit", "2", "--json")).json
     assert (len(first["runs"]), first["complete"]) == (2, False)

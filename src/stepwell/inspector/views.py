@@ -258,6 +258,7 @@ async def run_json(storage: Storage, given: str) -> dict[str, Any]:
         and record.due <= _now(storage)
         and record.due not in timeouts,
         "reason": run.reason,
+        "tags": [f"{name}={value}" for name, value in run.tags.items()],
         "revision": run.revision,
         "interrupted": run.interrupted,
         "branches": list(run.branches.items()),

@@ -135,7 +135,7 @@ function filters(page, params, found) {
       field("user", "User", params.user, { inputmode: "numeric" }), field("chat", "Chat", params.chat, { inputmode: "numeric" }), field("tag", "Tag", params.tag), field("field", "Data field", params.field, { placeholder: "to.city=Rome" }),
       select("older", "Not written for", ages(params.older), params.older), select("damaged", "Records", [["", "all"], ["1", "unreadable only"]], params.damaged)]
     : [field("flow", "Flow", params.flow), select("status", "Status", [["", "not ended"], ...STATUSES.map((each) => [each, each])], params.status),
-      field("node", "Node", params.node), field("tag", "Tag", params.tag, { placeholder: "parent:order-1" }), field("field", "Shared field", params.field, { placeholder: "order=7" }),
+      field("node", "Node", params.node), field("tag", "Tag", params.tag, { placeholder: "customer=7" }), field("field", "Shared field", params.field, { placeholder: "order=7" }),
       select("older", "Not written for", ages(params.older), params.older), field("id", "Id", params.id)];
   form.replaceChildren(...fields, el("button", { type: "submit", class: "main" }, "Filter"), el("a", { href: `#/${page}` }, "Reset"));
 }

@@ -19,6 +19,7 @@ export function run(app, found, params, width) {
       facts(["flow", found.flow], ["status", status(found.status)], ["next node", found.node], ["branches", found.branches.map(([line, node]) => `${line}: ${node}`).join(", ")],
         ["started", found.started_at === null ? null : moment(found.started_at)], ["written", moment(found.updated_at)], ["removed", found.expires_at === null ? null : moment(found.expires_at)],
         ["queue", found.queue], ["due for a worker", found.due === null ? null : moment(found.due)], ["priority", found.priority ? String(found.priority) : null], ["partition", found.partition],
+        ["tags", found.tags.length ? el("span", {}, ...found.tags.flatMap((tag) => [el("a", { href: link("runs", { tag }) }, tag), " "])) : null],
         ["parent", found.parent ? el("a", { href: link("run", { id: found.parent }) }, found.parent) : null], ["revision", String(found.revision)], ["version", el("code", {}, found.version)]),
       ...found.progress.map((each) => el("p", { class: "timer" }, el("span", {}, each.node), el("progress", { max: each.total, value: each.done, "aria-label": `Items of ${each.node}` }), el("span", {}, `${each.done} of ${each.total} items`))),
       can("queued", "running", "parked", "sleeping", "paused", "failed", "stuck") ? el("p", { class: "actions" },
