@@ -111,6 +111,22 @@ async def test_blocks_are_taken_as_they_are_given_and_win_over_markdown(call: Cl
     assert await chat.answer() == "ab@c\n[Yes]\nx\nTwo"
 
 
+async def test_a_button_inside_a_rich_message_is_pressed_like_one_below_it(call: Client, chat: Person) -> None:
+    inside = {"type": "button", "button": {"text": {"type": "bold", "text": "No"}, "callback_data": "n"}}
+    row = {"type": "buttons", "buttons": [{"text": "Yes", "callback_data": "y"}]}
+    await sent(
+        call,
+        blocks=[
+            {"type": "paragraph", "text": ["Sure? ", inside]},
+            {"type": "details", "summary": "More", "blocks": [row]},
+        ],
+    )
+    assert chat.buttons == ["No", "Yes"]
+    await chat.press("Yes")
+    await chat.press("No")
+    assert [each["callback_query"]["data"] for each in await call("getUpdates")] == ["y", "n"]
+
+
 async def test_files_are_named_by_a_link_to_the_listed_media(call: Client, chat: Person) -> None:
     media = [{"id": "cat", "media": {"type": "photo", "media": "https://x.org/cat.png", "has_spoiler": True}}]
     blocks = await sent(call, markdown="Look:\n\n![](tg://photo?id=cat)", media=media)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from stepwell.botapi.errors import NotPossible, quoted
-from stepwell.botapi.formatting.rich.blocks import plain_text
-from stepwell.botapi.keyboards import buttons_of
+from stepwell.botapi.formatting.rich.blocks import buttons_in, plain_text
+from stepwell.botapi.keyboards import KeyboardButton, buttons_of
 from stepwell.botapi.objects import Draft
 from stepwell.botapi.world import Bot, Room, World
 
@@ -94,8 +94,14 @@ class ChatHistory:
     def buttons(self) -> list[str]:
         """The buttons of the bot's last message and of the reply keyboard."""
         answers = self._answers()
-        own = buttons_of(answers[-1].get("reply_markup")) if answers else ()
+        own = self.buttons_on(answers[-1]) if answers else ()
         return [button.text for button in (*own, *buttons_of(self.room.keyboard))]
+
+    def buttons_on(self, message: dict[str, Any]) -> list[KeyboardButton]:
+        """Return the buttons below a message, and those inside of a rich message."""
+        inside = buttons_in(message.get("rich_message", {}).get("blocks"))
+        rich = [KeyboardButton(text, raw.get("callback_data"), types=False, raw=raw) for text, raw in inside]
+        return [*buttons_of(message.get("reply_markup")), *rich]
 
     @property
     def messages(self) -> list[dict[str, Any]]:

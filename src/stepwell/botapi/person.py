@@ -305,7 +305,7 @@ class Person(ChatHistory):
     def _button(self, text: str, on: str | None) -> tuple[KeyboardButton, dict[str, Any]]:
         messages = [self._answered(on)] if on is not None else list(reversed(self._answers()))
         for message in messages:
-            for button in buttons_of(message.get("reply_markup")):
+            for button in self.buttons_on(message):
                 if button.text == text:
                     return button, message
         for button in buttons_of(self.room.keyboard):

@@ -60,9 +60,16 @@ async def burst(play: Playground, given: Given) -> None:
 
 
 async def press(play: Playground, given: Given) -> None:
-    """Press a button of a message or of the reply keyboard."""
+    """Press a button of a message or of the reply keyboard; one inside of a rich message by its data."""
     person = _person(play, given)
     number = given.get("message")
+    if given.get("data") is not None:
+        shown = person.room.messages.get(_number(given, "message"), {})
+        button = next((each for each in person.buttons_on(shown) if each.data == given["data"]), None)
+        if button is None:
+            raise UsageError("this button no longer exists")
+        await person.push(button, shown)
+        return
     message: dict[str, Any] = {}
     if number is None:
         rows = (person.room.keyboard or {}).get("keyboard", [])

@@ -6,7 +6,6 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from stepwell.botapi import buttons_of
 from stepwell.engine import quoted
 from stepwell.errors import UsageError
 from stepwell.playground.events.group import EventGroup
@@ -105,7 +104,7 @@ async def _act(play: Playground, group: EventGroup) -> bool:
         return True
     assert query is not None
     for shown in reversed(person.messages):
-        for button in buttons_of(shown.get("reply_markup")):
+        for button in person.buttons_on(shown):
             if button.data is not None and button.data == query["data"]:
                 await person.push(button, shown)
                 return True

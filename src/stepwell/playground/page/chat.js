@@ -297,7 +297,7 @@ export class ChatPane {
       item.reply ? el("blockquote", {}, item.reply) : null,
       pictures.length ? el("div", { class: `pictures${pictures.length > 1 ? " several" : ""}` }, ...pictures.map((each) => el("img", { src: `picture/${each.picture}`, alt: "Picture", loading: "lazy" }))) : null,
       item.media && (missing || !item.pictures.length) ? el("span", { class: "media" }, missing > 1 ? `${missing} photos` : item.media) : null,
-      item.rich ? richMessage(item.rich) : el("p", {}, ...formatted(item.text, item.entities)),
+      item.rich ? richMessage(item.rich, (data) => act("press", { ...this.target, message: item.id, data })) : el("p", {}, ...formatted(item.text, item.entities)),
       el("div", { class: "below" },
         item.mine && item.text ? el("button", { type: "button", class: "edit", "aria-label": "Edit this message", title: "Edit this message", onclick: () => this.edit(item) }, "Edit") : null,
         el("time", {}, item.edited ? `edited ${time}` : time)));

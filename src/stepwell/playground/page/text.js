@@ -34,6 +34,16 @@ export function formatted(text, entities) {
 
 const TEXTS = { bold: "strong", italic: "em", underline: "u", strikethrough: "s", code: "code", subscript: "sub", superscript: "sup", marked: "mark" };
 
+// What presses a button while a message is built; null in a draft.
+let press = null;
+
+function button(each) {
+  if (each.url) return link(each.url, "key shown", ...inline(each.text));
+  const { callback_data: data } = each;
+  const work = press;
+  return data === undefined || !work ? el("span", { class: "key shown" }, ...inline(each.text)) : el("button", { type: "button", class: "key", onclick: () => work(data) }, ...inline(each.text));
+}
+
 function inline(text) {
   if (typeof text === "string") return [text];
   if (Array.isArray(text)) return text.flatMap(inline);
@@ -42,7 +52,7 @@ function inline(text) {
   if (text.type === "custom_emoji") return [text.alternative_text];
   if (text.type === "mathematical_expression") return [el("code", { class: "math" }, text.expression)];
   if (text.type === "anchor") return [];
-  if (text.type === "button") return [el("span", { class: "key shown" }, ...inline(text.button.text))];
+  if (text.type === "button") return [button(text.button)];
   return [el(TEXTS[text.type] ?? "span", { class: `entity ${text.type}` }, ...inside)];
 }
 
@@ -75,12 +85,13 @@ function block(each) {
       el("tbody", {}, ...each.cells.map((row) => el("tr", {}, ...row.map((cell) => el(cell.is_header ? "th" : "td", { class: `to-${cell.align}`, colspan: cell.colspan, rowspan: cell.rowspan }, ...inline(cell.text ?? ""))))))));
     case "collage": case "slideshow": return el("figure", {}, ...inside(), caption(each.caption));
     case "map": return el("figure", {}, el("span", { class: "media" }, `map ${each.location.latitude}, ${each.location.longitude}`), caption(each.caption));
-    case "buttons": return el("div", { class: "row" }, ...each.buttons.map((button) => el("span", { class: "key shown" }, ...inline(button.text))));
+    case "buttons": return el("div", { class: "row" }, ...each.buttons.map(button));
     case "paragraph": return el("p", {}, ...text());
     default: return el("figure", {}, el("span", { class: "media" }, WORDS[each.type] ?? each.type), caption(each.caption));
   }
 }
 
-export function richMessage({ blocks, is_rtl }) {
+export function richMessage({ blocks, is_rtl }, pressed = null) {
+  press = pressed;
   return el("div", { class: "rich", dir: is_rtl ? "rtl" : null }, ...blocks.map(block));
 }

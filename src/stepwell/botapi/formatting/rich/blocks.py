@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from stepwell.botapi.errors import bad_request
 from stepwell.botapi.formatting.entities import find_entities
 
-__all__ = ["MEDIA", "Block", "checked_blocks", "plain_text"]
+__all__ = ["MEDIA", "Block", "buttons_in", "checked_blocks", "plain_text"]
 
 Block: TypeAlias = dict[str, Any]
 
@@ -275,6 +275,20 @@ def _label(number: int, kind: str) -> str:
 def plain_text(blocks: list[Block]) -> str:
     """Return the text of blocks without formatting, a line for each."""
     return "\n".join(line for block in blocks for line in _lines(block))
+
+
+def buttons_in(blocks: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the text of each button inside blocks, and the button."""
+    if isinstance(blocks, list):
+        for each in blocks:
+            yield from buttons_in(each)
+    elif isinstance(blocks, dict):
+        for name, each in blocks.items():
+            if name in ("button", "buttons"):
+                found = each if isinstance(each, list) else [each]
+                yield from ((_plain(button["text"]), button) for button in found)
+            else:
+                yield from buttons_in(each)
 
 
 def _lines(block: Block) -> Iterator[str]:
