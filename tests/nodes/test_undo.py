@@ -421,3 +421,37 @@ async def test_a_saga_that_is_killed_at_any_commit_ends_like_an_undisturbed_one(
         assert once == [(what, text.split("/")[1]) for what, text in wanted_ledger], f"killed at commit {at}"
         assert len(ledger) <= len(wanted_ledger) + 1
     assert kills >= (6 if ends == "finished" else 12)
+
+
+async def test_a_run_whose_timeout_passes_is_undone(storage: Storage) -> None:
+    ledger: Ledger = []
+    flow = saga(ledger, Wait("go"), storage=storage)
+    async with worker([flow]):
+        handle = await flow.submit(flow_id="r", timeout=0.3)
+        with pytest.raises(RunCancelled, match=r"its timeout of 0\.3 s has passed"):
+            await handle.result(timeout=30)
+    assert ledger == [*BOOKED, *UNDONE]
+
+
+async def test_a_run_keeps_its_partition_until_it_is_undone(storage: Storage) -> None:
+    class Slow(Book):
+        async def undo(self, shared: dict[str, Any], result: str) -> None:
+            undoing.set()
+            await goes_on.wait()
+            await super().undo(shared, result)
+
+    ledger: Ledger = []
+    undoing, goes_on = asyncio.Event(), asyncio.Event()
+    flow = linear(Slow(ledger, "a"), Wait("go"), name="saga", storage=storage)
+    async with worker([flow]):
+        first = await flow.submit(flow_id="r", partition="ann")
+        second = await flow.submit(flow_id="s", partition="ann")
+        await until(first.status, lambda run: run.status == "parked")
+        cancelling = asyncio.ensure_future(flow.cancel("r"))
+        await undoing.wait()
+        assert (await second.status()).status == "queued"
+        assert (await first.status()).undoing == "cancelled"
+        goes_on.set()
+        await cancelling
+        await until(second.status, lambda run: run.status == "parked")
+    assert ledger == [("booked", "r/a/1"), ("undone", "r/a/1"), ("booked", "s/a/1")]

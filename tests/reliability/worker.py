@@ -30,6 +30,7 @@ from tests.reliability import (
     queue_roles,
     roles,
     run_roles,
+    saga_roles,
     storm_roles,
     stream_roles,
     thread_roles,
@@ -37,7 +38,7 @@ from tests.reliability import (
 )
 
 MODULES = (
-    *(roles, run_roles, queue_roles, control_roles, child_roles),
+    *(roles, run_roles, queue_roles, control_roles, child_roles, saga_roles),
     *(storm_roles, log_roles, stream_roles, thread_roles, timer_roles, failover_roles),
 )
 

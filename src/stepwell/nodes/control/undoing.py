@@ -20,7 +20,6 @@ from stepwell.nodes.run import lease
 from stepwell.nodes.run.branch import Branch
 from stepwell.nodes.run.errors import LAST as LAST_ERRORS
 from stepwell.nodes.run.errors import summary_of
-from stepwell.nodes.run.journal import WATCH
 from stepwell.nodes.run.notices import wake_workers
 from stepwell.nodes.run.parts import is_inside
 from stepwell.nodes.run.table import PARAMS, UNDO, Ending, end_timers, flow_index, run_table, set_table
@@ -61,7 +60,7 @@ async def begin(journal: Journal, ends: Ending, reason: str | None = None) -> No
     set_table(slot, table)
     queue: Any = {"queue": None} if slot.queue is not None else {}
     # The last node may have completed without a commit.
-    await slot.commit(keep=True, timers=_watch(slot), parts=journal.unsure_undos, **queue)
+    await slot.commit(keep=True, timers=journal.watch_timer(), parts=journal.unsure_undos, **queue)
 
 
 async def hand_over(slot: Slot, reason: str | None) -> None:
@@ -157,14 +156,10 @@ async def _commit_undone(journal: Journal, name: str, path: str, visit: int) -> 
         journal.recover()
     set_table(slot, table)
     try:
-        await slot.commit(keep=True, timers=_watch(slot), dropped_parts=[name])
+        await slot.commit(keep=True, timers=journal.watch_timer(), dropped_parts=[name])
     except EncodeError as error:
         raise Unstorable(path, error.path, error.type_name, error.why) from error
     logger.info("node %s of run %s was undone", quoted(path), quoted(journal.flow_id))
-
-
-def _watch(slot: Slot) -> dict[str, float]:
-    return {"watch": slot.time() + WATCH}
 
 
 async def _stick(journal: Journal, run: Execution, path: str, error: Exception) -> NoReturn:

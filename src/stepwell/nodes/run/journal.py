@@ -275,6 +275,10 @@ class Journal:
         if now + WATCH / 2 < self._watched_until and not self.mailbox.is_due:
             return KEEP
         self._watched_until, self.mailbox.is_due = now + WATCH, False
+        return self.watch_timer()
+
+    def watch_timer(self) -> Mapping[str, float]:
+        """Return the timer by which workers find the run if its runner dies."""
         return {"watch": self.now() + WATCH}
 
     async def _look_for_fields(self) -> None:
