@@ -176,7 +176,7 @@ class Writer:
             raise UsageError("flush() needs a function that makes calls: Writer(client.try_call, chat)")
         for call in self._last_calls(self.text, {}):
             await self._send_for_good(self._call, call)
-        self._closed, self._task, self._shown = False, None, None
+        self._closed, self._task, self._shown, self._plain = False, None, None, False
         self._parts.clear()
         self._written.clear()
         self.draft_id = self.draft_id % (2**31 - 1) + 1
