@@ -260,6 +260,50 @@ async def test_no_debounced_call_is_lost_while_the_run_of_its_id_runs(storage: S
         assert (again.id, again.created) == ("r", True)
 
 
+@pytest.mark.every_backend
+async def test_calls_at_once_are_all_merged(storage: Storage, clock: Clock) -> None:
+    flow, seen = logged(storage)
+    handles = await asyncio.gather(
+        *(
+            flow.submit({"name": "a", "pages": [page]}, flow_id="r", debounce=2.0, merge=_all_pages)
+            for page in range(12)
+        )
+    )
+    assert sum(handle.created for handle in handles) == 1
+    clock.advance(3)
+    async with worker([flow]):
+        assert (await handles[0].result(timeout=60))["pages"] == list(range(12))
+    assert len(seen.started) == 1
+
+
+def _all_pages(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    return {**now, "pages": sorted({*before["pages"], *now["pages"]})}
+
+
+@pytest.mark.every_backend
+async def test_each_call_is_worked_off_although_workers_start_the_run_meanwhile(shared_backend: Backend) -> None:
+    storage, done = shared_backend.storage(), set[int]()
+
+    class Index(Node):
+        def prep(self, shared: dict[str, Any]) -> Any:
+            return shared["pages"]
+
+        async def exec(self, pages: list[int]) -> None:
+            await asyncio.sleep(0.002)
+            done.update(pages)
+
+    flow = linear(Index(name="index"), name="index", storage=storage)
+
+    async def call(pages: range) -> None:
+        for page in pages:
+            await flow.submit({"pages": [page]}, flow_id="doc", debounce=0.001, at_most=0.01, merge=_all_pages)
+            await asyncio.sleep(0.001)
+
+    async with worker([flow]), worker([flow]):
+        await asyncio.gather(call(range(40)), call(range(40, 80)))
+        await until(lambda: done == set(range(80)))
+
+
 @pytest.mark.parametrize(
     "options",
     [
