@@ -107,6 +107,12 @@ def test_a_message_that_was_sent_inline_is_not_split() -> None:
     assert fit([call]) == [call]
 
 
+def test_entities_that_are_none_are_left_out_of_a_text_that_is_split() -> None:
+    bold = {"type": "bold", "offset": 0, "length": 5}
+    first, second = fit([send("word " * 1000, entities=[bold, {"type": "bold"}, "x", {**bold, "offset": 9999}])])
+    assert first["entities"] == [bold] and "entities" not in second
+
+
 def test_spaces_are_no_message() -> None:
     calls = fit([send("Hello" + "\n" * 9000 + "world")])
     assert [call["text"].strip() for call in calls] == ["Hello", "world"]

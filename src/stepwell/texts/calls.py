@@ -172,13 +172,17 @@ def _with_defaults(call: Call, field: _Field, defaults: Formatting) -> Call:
 
 def _pieces(text: str, mode: object, entities: object, limit: int) -> list[FormattedText]:
     """Return the parts of a text for its first message and the others. Text that cannot be parsed is split as it is."""
-    listed = [each for each in entities if isinstance(each, dict)] if isinstance(entities, list | tuple) else []
+    listed = list(filter(_is_entity, entities)) if isinstance(entities, list | tuple) else []
     if isinstance(mode, str) and mode:
         read = read_formatting(text, mode)
         text, listed = (text, []) if read is None else read
     pieces = split(text, listed, limit=MAX_TEXT, first=limit)
     # Telegram refuses messages of spaces.
     return [piece for piece in pieces if piece[0].strip()] or [FormattedText(text[:1], [])]
+
+
+def _is_entity(value: object) -> bool:
+    return isinstance(value, dict) and type(value.get("offset")) is int and type(value.get("length")) is int
 
 
 def _calls(call: Call, field: _Field, pieces: list[FormattedText]) -> Iterator[Call]:
