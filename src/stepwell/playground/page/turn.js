@@ -1,6 +1,7 @@
 // The card of a turn: what waits, what runs, its tools and its questions.
 import { byId, el } from "./dom.js";
 import { formatDuration } from "./diagram.js";
+import { currentRecord } from "./inspect.js";
 
 const WORDS = {
   collecting: "collecting messages", running: "running", asking: "waiting for an answer", idle: "no turn runs",
@@ -47,8 +48,9 @@ export function renderTurn(app) {
   const card = byId("turn-card");
   card.hidden = !now;
   // A bot with turns only has neither a flow nor a record.
-  const only = Boolean(now) && !(app.sections.machines ?? []).length;
-  for (const name of ["diagram", "record"]) byId(name).closest("article").hidden = only;
+  const only = Boolean(now) && !(app.sections.machines ?? []).some((machine) => machine.flows.length);
+  byId("diagram").closest("article").hidden = only;
+  byId("record").closest("article").hidden = only && !currentRecord(app, app.active.place)?.record;
   const as = JSON.stringify(now);
   if (now && card.shown !== as) {
     card.shown = as;
