@@ -206,6 +206,25 @@ async def test_a_long_or_odd_action_is_kept_in_a_form_that_can_be_stored(storage
     assert action == "\\udce9" + "x" * 99
 
 
+async def test_the_history_of_a_failed_run_ends_with_the_node_that_has_failed(storage: Storage) -> None:
+    class Fails(Node):
+        def exec(self, prep_res: Any) -> None:
+            raise ValueError("not today")
+
+    flow = linear(A, Fails(max_retries=2), storage=storage, history="values")
+    with pytest.raises(ValueError, match="not today"):
+        await flow.run(flow_id="r")
+    a, failed = await flow.history("r")
+    assert (failed.node, failed.attempts, failed.action, failed.error) == (
+        "Fails",
+        2,
+        None,
+        ("ValueError", "not today"),
+    )
+    assert failed.started_at >= a.started_at
+    await flow.fork("r", at=A)
+
+
 class Add(Node):
     """Adds to a number."""
 

@@ -33,6 +33,7 @@ __all__ = [
     "HistoryEntry",
     "Recorder",
     "RunHistory",
+    "failure_of",
     "history_of",
     "rewound",
     "shown",
@@ -62,7 +63,7 @@ Detail = Literal["nodes", "values"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryEntry:
-    """A visit of a node that has completed. All durations are in seconds.
+    """A visit of a node that has completed, or at last of the one that has failed the run. Durations are in seconds.
 
     Example::
 
@@ -81,7 +82,8 @@ class HistoryEntry:
     started_at: float
     #: The time from then until it has completed, with the time that it has waited or slept.
     duration: float
-    #: The action that it has returned, at most 100 characters; ``"error"`` too if an edge has caught its error.
+    #: The action that it has returned, at most 100 characters; ``"error"`` too if an edge has caught its error;
+    #: ``None`` for the node that has failed the run.
     action: str | None
     #: How long the run was in a queue before the node began.
     queued: float = 0.0
@@ -93,7 +95,7 @@ class HistoryEntry:
     slept: float = 0.0
     #: Who has answered, if the answer said so.
     answered_by: str | None = None
-    #: The type and the text of the error that an edge ``"error"`` has caught.
+    #: The type and the text of the error that an edge ``"error"`` has caught, or that has failed the run.
     error: tuple[str, str] | None = None
     #: With ``history="values"``: what ``prep`` and ``exec`` have returned, as JSON with masked secrets. A long value is
     #: a text, cut to 2,000 characters.
@@ -232,6 +234,19 @@ def history_of(table: Mapping[str, Any], parts: Mapping[str, str], seen: Mapping
         for number, row in enumerate(rows, dropped + 1)
     ]
     return RunHistory(tuple(entries), dropped)
+
+
+def failure_of(table: Mapping[str, Any]) -> HistoryEntry | None:
+    """Return the visit of the node that has failed a run, or ``None`` if the run has not failed."""
+    cause = table["undo"].get("cause") if "undo" in table else None
+    if cause is None and table["status"] == "failed":
+        cause = next(iter(table.get("errors", ())), None)
+    if cause is None:
+        return None
+    at, path, kind, message, _, attempt = cause
+    return HistoryEntry(
+        node=path, visit=None, attempts=attempt, started_at=at, duration=0.0, action=None, error=(kind, message)
+    )
 
 
 def _entry(began: float, row: Sequence[Any], seen: Sequence[Any]) -> HistoryEntry:

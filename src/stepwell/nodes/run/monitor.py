@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, get_args
 
 from stepwell._secrets import quoted
 from stepwell.errors import CorruptRecord, InvalidOption, RunReplaced, UnknownRun
-from stepwell.nodes.history import HISTORY, VALUES, RunHistory, history_of
+from stepwell.nodes.history import HISTORY, VALUES, RunHistory, failure_of, history_of
 from stepwell.nodes.run.reading import read_known_run, read_run
 from stepwell.nodes.run.table import FINAL, GRAPH, Ending, Status, flow_index, table_of, tags_in
 from stepwell.record import RUNS, Address, OpenedHead, Range, Stored
@@ -181,7 +181,8 @@ async def history(storage: Storage, flow_id: str) -> RunHistory:
         stored: Stored | None = await storage.perform(Get(run.address, parts=Range.prefix(VALUES)))
         for name, text in ((stored and stored.parts) or {}).items():
             seen[int(name.removeprefix(VALUES))] = seal.value("p", name, text)
-    return history_of(run.table, parts, seen)
+    found, failed = history_of(run.table, parts, seen), failure_of(run.table)
+    return found if failed is None else RunHistory((*found.entries, failed), found.dropped)
 
 
 async def mark_of(storage: Storage, flow_id: str) -> str | None:
