@@ -110,6 +110,8 @@ async def test_several_pictures_are_an_album_in_one_bubble(visits: Any, tmp_path
     await expect(bubble).to_have_count(1)
     await expect(bubble.locator("p")).to_have_text("Three colours")
     await expect(visit.box).to_have_value("")
+    titles = visit.page.locator("#timeline > li > details > summary .title")
+    await expect(titles).to_have_text(["Alice photo", "Alice photo", "Alice photo: Three colours"])
     messages = [each["message"] for each in visit.play.bot.updates.all]
     assert len({each["media_group_id"] for each in messages}) == 1
     assert [each.get("caption") for each in messages] == ["Three colours", None, None]

@@ -8,7 +8,7 @@ from typing import Any
 from stepwell.botapi import Bot, Draft, Room, World
 from stepwell.web.display import as_json
 
-__all__ = ["PICTURES", "people_json", "picture_of", "room_json"]
+__all__ = ["MEDIA", "PICTURES", "people_json", "picture_of", "room_json"]
 
 #: The most messages of a chat that are shown.
 MESSAGES = 200
@@ -19,7 +19,8 @@ PICTURES: dict[str, re.Pattern[bytes]] = {
     "image/gif": re.compile(rb"GIF8[79]a"),
     "image/webp": re.compile(rb"RIFF.{4}WEBP", re.DOTALL),
 }
-_MEDIA = (
+#: The fields of a message for what it has beside its text.
+MEDIA: tuple[str, ...] = (
     "photo", "document", "video", "video_note", "audio", "voice", "animation", "sticker", "contact", "venue",
     "location", "dice", "poll", "invoice",
 )  # fmt: skip
@@ -102,7 +103,7 @@ def _message(world: World, message: dict[str, Any]) -> dict[str, Any]:
         "text": message.get("text", message.get("caption", "")),
         "entities": message.get("entities", message.get("caption_entities", [])),
         "rich": message.get("rich_message"),
-        "media": next((name for name in _MEDIA if name in message), None),
+        "media": next((name for name in MEDIA if name in message), None),
         "picture": picture if picture and picture_of(world, picture) else None,
         "album": message.get("media_group_id"),
         "service": f"{service} {topic}" if service and topic else service,

@@ -14,6 +14,7 @@ from typing import Any
 
 from stepwell.botapi import WorldEvent, message_text
 from stepwell.playground.events.group import EventGroup, GroupEvent
+from stepwell.playground.rooms import MEDIA
 
 __all__ = ["MAX_EVENTS", "MAX_GROUPS", "Timeline"]
 
@@ -46,10 +47,11 @@ class Timeline:
         update = event.body
         kind = next((name for name in update if name != "update_id"), "update")
         body = update.get(kind) or {}
-        said = body.get("text") or body.get("data") or body.get("query") or ""
+        said = body.get("text") or body.get("caption") or body.get("data") or body.get("query") or ""
         sender = body.get("from") or {}
         chat = body.get("chat") or body.get("message", {}).get("chat") or sender
-        title = said if kind == "message" and said else f"{kind}: {said}" if said else kind
+        what = next((name for name in MEDIA if name in body), kind) if kind == "message" else kind
+        title = said if what == "message" and said else f"{what}: {said}" if said else what
         self._add(
             "update", title, user=sender.get("id"), who=sender.get("first_name", ""), chat=chat.get("id"),
             update=update, again=any(self._with_update(update["update_id"])),
