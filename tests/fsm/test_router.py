@@ -180,6 +180,28 @@ async def test_the_other_calls_beside_a_large_one_are_remembered(fsm: FSM, caplo
     assert caplog.text.count("the call sendDocument of this update cannot be remembered") == 1
 
 
+async def test_calls_that_are_too_many_to_be_remembered_are_reported_together(
+    fsm: FSM, caplog: pytest.LogCaptureFixture
+) -> None:
+    router = Router(fsm)
+    texts = [f"{n} {'ж' * 4000}" for n in range(200)]
+
+    @router.on()
+    async def handler(ctx: Context) -> None:
+        ctx.update_data(sent=True)
+        for each in texts:
+            ctx.answer(each)
+
+    update = message("hello", update_id=1)
+    assert len(await router.handle(update)) == 200
+    kept = [call["text"] for call in await router.handle(update)]
+    assert kept == texts[: len(kept)]
+    # Each takes 8,0xx bytes of at most 256 KiB.
+    assert len(kept) == 32
+    assert caplog.text.count("cannot be remembered") == 1
+    assert "168 calls sendMessage of this update cannot be remembered: the memo takes" in caplog.text
+
+
 async def test_a_handler_that_raises_changes_nothing_and_answers_nothing(fsm: FSM) -> None:
     sent: list[Any] = []
 

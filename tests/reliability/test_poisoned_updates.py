@@ -11,6 +11,7 @@ import pytest
 from stepwell import MemoryStorage
 from stepwell.log import Log
 from stepwell.telegram import BotClient
+from stepwell.texts import split
 from tests.backends import Backend
 from tests.reliability.dose import LARGE, dose
 from tests.reliability.poisoned import Runner, by_polling, by_webhook
@@ -31,6 +32,11 @@ def made(
 def wrong(value: Any) -> bytes:
     fields = ("message_id", "date", "chat", "from", "text", "entities", "reply_to_message", "message_thread_id")
     return json.dumps({"update_id": NUMBER, "message": dict.fromkeys(fields, value)}).encode()
+
+
+def pieces(answer: str) -> list[str]:
+    """Return the messages of an answer."""
+    return [piece.text for piece in split(answer)]
 
 
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -105,7 +111,7 @@ async def test_a_poisoned_update_ends_no_bot_and_stops_no_chat(
                 await bot.until(lambda: len(bot.telegram.sent.get(43, ())) == len(expected[43]))
             await bot.deliver(RawUpdate(number, raw.replace(b"7001", str(number).encode()), ends_body=cut))
             if answer:
-                expected[CHAT].append(answer)
+                expected[CHAT] += pieces(answer)
             for chat in (CHAT, 43):
                 await bot.deliver(message(number + 1 + chat % 42, chat, f"after {at}"))
                 expected[chat].append(f"got after {at}")
@@ -144,7 +150,7 @@ async def test_poisoned_updates_of_all_kinds_in_a_row_are_handled_or_set_aside_o
                 too_large = runner is by_webhook and kind == "a larger text"
                 aside += answer is None or too_large
                 if answer and not too_large:
-                    expected[CHAT].append(answer)
+                    expected[CHAT] += pieces(answer)
             await bot.until(lambda: all(bot.telegram.sent.get(chat) == expected[chat] for chat in expected))
             assert {chat: bot.telegram.sent.get(chat) for chat in expected} == expected
         assert not bot.ended

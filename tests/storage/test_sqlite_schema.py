@@ -48,7 +48,7 @@ FIRST_DUE = (
 FIRST_QUEUED = "SEARCH first USING INDEX record_by_queue (namespace=? AND queue>? AND queue<?)"
 PLANS = {
     "due_of_flows": [*SEVERAL, "CORRELATED LIST SUBQUERY 1", FIRST_DUE, "USE TEMP B-TREE FOR ORDER BY"],
-    "queued_of_several": [*SEVERAL, "CORRELATED LIST SUBQUERY 1", FIRST_QUEUED, "USE TEMP B-TREE FOR ORDER BY"],
+    "queued": [*SEVERAL, "CORRELATED LIST SUBQUERY 1", FIRST_QUEUED, "USE TEMP B-TREE FOR ORDER BY"],
     "get_range": [*BY_KEY, "CO-ROUTINE (subquery-3)", RANGE, "SCAN (subquery-3)"],
     "get_range_reverse": [*BY_KEY, "CO-ROUTINE (subquery-3)", RANGE, "SCAN (subquery-3)"],
     "drop_range": ["SEARCH part USING INTEGER PRIMARY KEY (rowid=?)", "LIST SUBQUERY 1", NAMES_OF_RANGE],
@@ -64,11 +64,6 @@ PLANS = {
     ],
     "traces": ["SEARCH tag USING PRIMARY KEY (namespace=? AND tag=?)"],
     "due": ["SEARCH record USING INDEX record_by_deadline (namespace=? AND (deadline,key)>(?,?) AND deadline<?)"],
-    "due_of_flow": [
-        "SEARCH record USING INDEX record_by_flow_deadline "
-        "(namespace=? AND flow=? AND (deadline,key)>(?,?) AND deadline<?)"
-    ],
-    "queued": ["SEARCH record USING INDEX record_by_queue (namespace=? AND queue>? AND queue<?)"],
     "queues": [
         "CO-ROUTINE found",
         "SETUP",
@@ -151,7 +146,7 @@ def test_reading_and_writing_a_record_searches_by_its_key() -> None:
 
 def plan(connection: apsw.Connection, query: str) -> list[str]:
     bindings = {"namespace", "after", "now", "limit", "flow", "state", "tag", "any_flow", "any_state", "before"}
-    bindings |= {"after_expiry", "after_row", "after_deadline", "after_key", "lease_now"}
+    bindings |= {"flows", "after_expiry", "after_row", "after_deadline", "after_key", "lease_now"}
     named = dict.fromkeys(bindings) if ":limit" in query or ":namespace" in query else (None,) * query_bindings(query)
     return [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {query}", named)]
 

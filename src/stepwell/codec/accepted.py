@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from stepwell._secrets import quoted
+from stepwell._secrets import displayed, quoted
 from stepwell.codec.json import WrongType, convert, json_schema, to_builtins
 from stepwell.codec.types import ensure_registered
 from stepwell.errors import InvalidOption
@@ -54,10 +54,12 @@ class Accepted:
         try:
             self.schema: dict[str, Any] = kind.model_json_schema() if self._model else json_schema(kind)
         except (TypeError, NameError) as error:
+            # The text of the error has what was passed.
+            why = displayed(str(error))
             raise InvalidOption(
-                f"accepts={quoted(kind)} has no JSON schema ({error}); give a dataclass, a msgspec Struct, a "
+                f"accepts={quoted(kind)} has no JSON schema ({why}); give a dataclass, a msgspec Struct, a "
                 "TypedDict, a pydantic model, an Enum, a Literal, or a plain type such as bool or list[str]"
-            ) from error
+            ) from (error if why == str(error) else None)
         if isinstance(kind, type) and (self._model or not issubclass(kind, _PLAIN)):
             # A node may put the value into the shared state.
             ensure_registered(kind, f"{name}.{kind.__name__}")

@@ -83,16 +83,25 @@ class HandledUpdates:
             return self._slot.memo_part(calls, beside=beside)
         except (EncodeError, TooLarge):
             pass
-        kept: list[dict[str, Any]] = []
-        encoded = "[]"
+        kept: list[str] = []
+        size = beside + 2
+        lost: dict[Any, list[Exception]] = {}
         for call in calls:
             try:
-                encoded = self._slot.memo_part([*kept, call], beside=beside)
-                kept.append(call)
+                part = self._slot.memo_part(call, beside=beside)
+                length = len(part.encode()) + 1
+                if size + length > self._slot.memo_limit:
+                    raise TooLarge("the memo", size + length, self._slot.memo_limit)
             except (EncodeError, TooLarge) as error:
-                # Losing a call of a redelivered update is better than losing its state.
-                logger.warning("the call %s of this update cannot be remembered: %s", call.get("method"), error)
-        return encoded
+                lost.setdefault(call.get("method"), []).append(error)
+            else:
+                kept.append(part)
+                size += length
+        for method, errors in lost.items():
+            # Losing a call of a redelivered update is better than losing its state.
+            which = f"the call {method}" if len(errors) == 1 else f"{len(errors)} calls {method}"
+            logger.warning("%s of this update cannot be remembered: %s", which, errors[0])
+        return f"[{','.join(kept)}]"
 
     def merged(self, other: HandledUpdates, mark: str) -> Json:
         """Return the memo with the updates of both, the other's first, and with a mark as the newest id."""
