@@ -63,8 +63,8 @@ PATIENCE = 0.02
 PLACES_OF_URLS = {"storage", "url", "source", "target", "client", "api", "token"}
 #: Arguments of the engine that are texts of a program, such as a part of a message, or stored keys.
 TEXTS_OF_CODE = {
-    "message", "instead", "package", "extra", "distribution", "as_storage.name", "secret_fields.cls", "decode_key.text",
-    "decode_name.text", "decode_namespace.text",
+    "message", "instead", "package", "extra", "distribution", "as_storage.name", "decoder.kind", "secret_fields.cls",
+    "decode_key.text", "decode_name.text", "decode_namespace.text",
 }  # fmt: skip
 #: Calls that start bots, or that block the thread.
 NOT_CALLED = {"run_polling", "run_polling_sync", "NodeFlow.run_sync"}
@@ -128,7 +128,7 @@ class Samples:
         self.named: dict[str, Callable[[], Any]] = {
             "address": lambda: Address("bot", "(1,1)"), "awaitable": handled, "bot": lambda: "bot",
             "chats": lambda: [42], "client": self.client, "clock": Clock,
-            "config": lambda: {"configurable": {"thread_id": "t", "checkpoint_ns": ""}},
+            "conversation": lambda: (1, 1), "config": lambda: {"configurable": {"thread_id": "t", "checkpoint_ns": ""}},
             "expression": lambda: "0 8 * * *", "flow": self.flow, "flows": lambda: [self.flow()],
             "fsm": lambda: self.fsm, "handler": lambda: handled, "inner": lambda: text("hi"), "key": lambda: (1, 1),
             "kind": lambda: dict, "method": lambda: "sendMessage", "model": lambda: Person, "name": lambda: "name",
