@@ -51,7 +51,6 @@ async def test_a_draft_disappears_30_seconds_after_its_last_change() -> None:
 async def test_the_end_of_a_draft_is_an_event(
     call: Client, chat: Person, api: BotAPI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drafts, "SHOWN", 0.05)
     seen: list[Any] = []
     ended = asyncio.Event()
 
@@ -63,6 +62,7 @@ async def test_the_end_of_a_draft_is_an_event(
 
     api.world.watch(see)
     await call("sendMessageDraft", chat_id=42, draft_id=1, text="a")
+    monkeypatch.setattr(drafts, "SHOWN", 0.05)
     await call("sendMessageDraft", chat_id=42, draft_id=1, text="a b")
     await asyncio.wait_for(ended.wait(), 10)
     assert seen == ["a", "a b", None]

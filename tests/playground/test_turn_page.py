@@ -9,6 +9,7 @@ import pytest
 from playwright.async_api import expect
 
 from stepwell.playground.play import Playground
+from tests.playground.browser import PATIENCE
 from tests.playground.visit import Visit
 from tests.web.axe import problems
 
@@ -20,8 +21,10 @@ AGENT = Path(__file__).parent / "agent.py"
 async def test_the_turn_of_a_chat_is_shown_with_its_messages_its_tools_and_its_questions(
     browser: Any, tmp_path: Path
 ) -> None:
+    expect.set_options(timeout=PATIENCE * 1000)
     async with Playground(AGENT, storage=f"sqlite:///{tmp_path}/agent.db") as play:
         context = await browser.new_context(viewport={"width": 1280, "height": 800})
+        context.set_default_timeout(PATIENCE * 1000)
         visit = Visit(play, context, await context.new_page())
         await visit.page.goto(play.url)
         card = visit.page.locator("#turn-card")
