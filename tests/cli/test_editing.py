@@ -11,7 +11,7 @@ import pytest
 
 from stepwell import Log, open_storage
 from stepwell.cli.output import span
-from stepwell.errors import RecordReplaced, VersionChanged
+from stepwell.errors import RecordReplaced, RunCancelled, VersionChanged
 from stepwell.fsm import FSM
 from stepwell.nodes import Node, NodeFlow, Parked, Wait, linear
 from stepwell.operate import edits
@@ -315,6 +315,27 @@ async def test_an_answer_that_its_wait_does_not_accept_is_refused_without_the_co
     assert 'accepts {"type": "boolean"}' in shown.out
     assert (await command("answer", "order-7", "true", "--yes", "--json")).json["answered"]
     assert await flow.resume("order-7") == {"approved": True}
+
+
+async def test_a_cancelled_run_that_is_to_be_undone_is_left_to_a_worker(
+    command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Book(Node):
+        def undo(self, shared: Any, result: Any) -> None:
+            shared["undone"] = True
+
+    url = f"sqlite:///{tmp_path}/runs.db"
+    monkeypatch.setenv("STEPWELL_STORAGE", url)
+    async with open_storage(url) as storage:
+        flow = linear(Book(name="book"), Wait("go"), name="trip", storage=storage)
+        await flow.run(flow_id="r", on_park="return")
+        told = await command("cancel", "r", "--yes")
+        assert "a worker undoes the nodes of r, then it is cancelled" in told.out
+        assert "its nodes are undone; then it is cancelled" in (await command("runs", "r")).out
+        with pytest.raises(RunCancelled):
+            await flow.resume("r")
+        shown = await command("runs", "r", "--json")
+        assert (shown.json["status"], shown.json["undone"][0]["node"]) == ("cancelled", "book")
 
 
 async def test_a_parked_run_is_answered_and_cancelled_without_its_code(

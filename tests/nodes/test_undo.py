@@ -455,3 +455,30 @@ async def test_a_run_keeps_its_partition_until_it_is_undone(storage: Storage) ->
         await cancelling
         await until(second.status, lambda run: run.status == "parked")
     assert ledger == [("booked", "r/a/1"), ("undone", "r/a/1"), ("booked", "s/a/1")]
+
+
+@pytest.mark.parametrize("state", ["busy", "parked"])
+async def test_a_cancelled_run_whose_undo_fails_is_stuck_and_only_a_second_cancel_gives_up(
+    storage: Storage, state: str
+) -> None:
+    class Hangs(Node):
+        async def exec(self, prep_res: Any) -> None:
+            started.set()
+            await asyncio.Event().wait()
+
+    ledger: Ledger = []
+    started = asyncio.Event()
+    last = Hangs() if state == "busy" else Wait("go")
+    flow = linear(Book(ledger, "a"), Book(ledger, "b", broken=[Boom("closed")]), last, name="saga", storage=storage)
+    running = asyncio.ensure_future(flow.run(flow_id="r", on_park="return"))
+    await (started.wait() if state == "busy" else running)
+    with pytest.raises(RunStuck, match="closed"):
+        await flow.cancel("r", "too late")
+    if state == "busy":
+        with pytest.raises(RunStuck, match="closed"):
+            await running
+    run = await flow.status("r")
+    assert (run.status, run.undoing, run.undone) == ("stuck", "cancelled", ())
+    with pytest.raises(RunCancelled, match="too late"):
+        await flow.resume("r")
+    assert ledger[2:] == [("undone", "r/b/1"), ("undone", "r/a/1")]

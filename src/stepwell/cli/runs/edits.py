@@ -175,18 +175,22 @@ def _stopping(
             return NOT_FOUND_OR_CHANGED
         if not confirmed(options, f"{verb} {'this run' if len(ids) == 1 else f'these {len(ids)} runs'}?"):
             return 1
-        stopped, failed = [], []
+        stopped: list[str] = []
+        undoing: list[str] = []
+        failed: list[dict[str, str]] = []
         for each in ids:
             try:
-                await stop(storage, each)
+                run = await stop(storage, each)
             except StepwellError as error:
                 failed.append({"id": each, "error": str(error)})
             else:
-                stopped.append(each)
+                (stopped if run.undoing is None else undoing).append(each)
         text = f"{done} {counted(len(stopped), 'run')}"
         if already:
             text += f"; {done} already: {', '.join(map(cell, already))}"
-        report(options, {done: stopped, **told, "failed": failed}, text)
+        if undoing:
+            text += f"; a worker undoes the nodes of {', '.join(map(cell, undoing))}, then it is {done}"
+        report(options, {done: stopped, **told, "undoing": undoing, "failed": failed}, text)
         for problem in failed:
             note(f"stepwell: not {done}: {cell(problem['id'])}: {cell(problem['error'])}")
         return 1 if failed else 0

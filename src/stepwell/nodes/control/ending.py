@@ -112,6 +112,9 @@ async def _run_to_end(run: Execution, journal: Journal, params: Mapping[str, Any
         if error is journal.broken and isinstance(error, Conflict | StorageError):
             # Another runner has the record, or the storage is unavailable.
             raise
+        if isinstance(error, RunStuck) and not journal.slot.holding:
+            # The run was cancelled, and its nodes cannot be undone.
+            raise
         try:
             await _fail(run, journal, error)
         except RunStuck as stuck:

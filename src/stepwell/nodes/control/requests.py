@@ -201,9 +201,12 @@ def _check_signal(flow: BaseFlow, name: str, awaited: Collection[str]) -> None:
 async def cancel(flow: BaseFlow, flow_id: str, reason: str | None, *, storage: Storage) -> None:
     """Cancel a run, and return when it has ended as cancelled; raise ``RunFinished`` if it finished before."""
     check_instance(reason, str, "reason={}: give a text, or None", optional=True)
+    gives_up = handed_over = False
 
     async def message_of(place: Place, table: dict[str, Any]) -> Mapping[str, Any] | None:
+        nonlocal gives_up
         _check_flow(flow, flow_id, place, "cancelled")
+        gives_up = _cannot_be_undone(table)
         if table["status"] == "finished":
             raise RunFinished(flow_id)
         return None if table["status"] == "cancelled" else {"reason": reason}
@@ -211,11 +214,10 @@ async def cancel(flow: BaseFlow, flow_id: str, reason: str | None, *, storage: S
     await _check_unreplaced(storage, flow_id)
     if not await _send(storage, flow_id, "cancel", message_of):
         return
-    handed_over = False
 
     async def act(slot: Slot) -> None:
         nonlocal handed_over
-        handed_over = await _cancel_held(slot, flow_id, reason)
+        handed_over = await _cancel_held(slot, flow_id, reason, gives_up=gives_up)
 
     await _once_free(storage, flow_id, act)
     # An operator without the code of the flow leaves it to a worker.
@@ -383,16 +385,25 @@ async def _retry(
     return True
 
 
-async def _cancel_held(slot: Slot, flow_id: str, reason: str | None) -> bool:
-    """Cancel a run without a runner; return whether its nodes are still to be undone."""
+def _cannot_be_undone(table: Mapping[str, Any]) -> bool:
+    """Return whether a run is stuck because an ``undo`` has failed."""
+    return "undo" in table and table["status"] == "stuck"
+
+
+async def _cancel_held(slot: Slot, flow_id: str, reason: str | None, *, gives_up: bool) -> bool:
+    """Cancel a run without a runner; return whether its nodes are still to be undone.
+
+    ``gives_up``: it was stuck before because an ``undo`` had failed, and is to end without the rest of them.
+    """
     table = held_table(slot)
     if table is None or table["status"] == "finished":
         raise RunFinished(flow_id)
     if table["status"] == "cancelled":
         return False
     await children.cancel_all(slot.storage, flow_id, undoing.hand_over)
-    # A run that is stuck because an undo() has failed ends without the rest of them.
-    if table.get("undos") and not ("undo" in table and table["status"] == "stuck"):
+    if _cannot_be_undone(table) and not gives_up:
+        raise RunStuck(flow_id, table.get("stuck", "see flow.status()"))
+    if table.get("undos") and not gives_up:
         await undoing.hand_over(slot, reason)
         return True
     await lease.cancel(slot, reason)
