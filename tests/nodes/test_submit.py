@@ -350,6 +350,24 @@ async def test_a_parked_run_is_cancelled_after_its_timeout(storage: Storage, clo
             await handle.result(timeout=60)
 
 
+async def test_the_nodes_of_a_run_are_undone_after_its_timeout(storage: Storage, clock: Clock) -> None:
+    class Book(Node):
+        def exec(self, prep_res: Any) -> str:
+            return "seat 7"
+
+        def undo(self, shared: dict[str, Any], result: Any) -> None:
+            shared["undone"] = result
+
+    flow = linear(Book(name="book"), Wait("answer"), name="booking", storage=storage)
+    handle = await flow.submit(timeout=60)
+    async with worker([flow]):
+        await parked(handle)
+        clock.advance(61)
+        with pytest.raises(RunCancelled, match="its timeout of 60 s has passed"):
+            await handle.result(timeout=60)
+    assert await storage.get_data(RUNS, handle.id) == {"undone": "seat 7"}
+
+
 async def test_the_timeout_of_a_wait_fires_before_that_of_its_run(storage: Storage, clock: Clock) -> None:
     wait, ended = Wait("answer", timeout=60), Node(name="ended")
     wait - "timeout" >> ended
