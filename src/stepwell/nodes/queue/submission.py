@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from stepwell.errors import InvalidOption
 from stepwell.options import check_choice, check_function, check_not_async, check_number, check_whole
+from stepwell.record import NOTHING
 
 if TYPE_CHECKING:
     from stepwell.nodes.queue.children import Parent
@@ -21,16 +21,15 @@ OnExists = Literal["return", "raise", "replace", "restart"]
 Merge = Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submission:
+class Submission(NamedTuple):
     """How a run is submitted; the options of :meth:`NodeFlow.submit`."""
 
     keep: Retention
     partition: str | int | None = None
     after: float | None = None
     priority: int = 0
-    params: Mapping[str, Any] = field(default_factory=dict)
-    tags: Mapping[str, str | int] = field(default_factory=dict)
+    params: Mapping[str, Any] = NOTHING
+    tags: Mapping[str, str | int] = NOTHING
     timeout: float | None = None
     #: ``None``: return the run if it was submitted with the same data, else raise ``RunExists``.
     on_exists: OnExists | None = None
@@ -49,7 +48,7 @@ class Submission:
             least=-(1 << 31),
             most=(1 << 31) - 1,
         )
-        if any(each is not None for each in (self.timeout, self.on_exists, self.debounce, self.at_most, self.merge)):
+        if (self.timeout, self.on_exists, self.debounce, self.at_most, self.merge) != (None, None, None, None, None):
             self._check_start()
 
     def _check_start(self) -> None:
