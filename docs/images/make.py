@@ -90,6 +90,20 @@ async def chat(browser: Browser, folder: Path, size: tuple[int, int], *, dark: b
     return pictures
 
 
+async def turn(browser: Browser, folder: Path) -> Image.Image:
+    """Ask an agent in the playground, and return a picture of its question and of its turn."""
+    agent = ROOT / "tests" / "playground" / "agent.py"
+    async with Playground(agent, storage=f"sqlite:///{folder}/agent.db") as play, opened(browser, WIDE) as page:
+        await page.goto(play.url)
+        card = page.get_by_role("article", name="Turn")
+        for text, shown in (("Tea for two", "look_up"), ("and milk", "and milk"), ("go", "Send")):
+            await page.get_by_role("textbox", name="Message").fill(text)
+            await page.keyboard.press("Enter")
+            await expect(card).to_contain_text(shown)
+        await page.wait_for_timeout(700)
+        return await taken(page)
+
+
 async def talk(fsm: FSM) -> None:
     """Give the bot some updates each second."""
     person = {"id": 40, "first_name": "Ida"}
@@ -169,6 +183,7 @@ async def main() -> None:
         save(chats[-1], "playground")
         save((await chat(browser, folder, WIDE, dark=True))[-1], "playground-dark")
         save((await chat(browser, folder, (375, 700)))[-1], "playground-phone")
+        save(await turn(browser, folder), "playground-turn")
         clock = shop.PastClock()
         async with open_storage(f"sqlite:///{folder}/shop.db", clock=clock) as storage:
             await shop.fill(storage, clock)
