@@ -353,13 +353,36 @@ async def test_a_holder_does_not_reopen_a_closed_storage(storage: Storage, caplo
     assert await storage.update_data("bot", 2, {"a": 1}) == {"a": 1}
 
 
-async def test_a_holder_that_blocks_the_loop_past_its_lease_writes_nothing(storage: Storage) -> None:
+async def test_a_holder_that_blocks_the_loop_past_its_lease_goes_on_if_nobody_took_it(storage: Storage) -> None:
+    async with Slot(storage, "bot", 1, lease=0.2) as slot:
+        slot.data["a"] = 1
+        time.sleep(0.4)
+        await slot.commit(keep=True)
+        time.sleep(0.4)
+        # The renewal, which is late, claims it again too.
+        await asyncio.sleep(0.1)
+        slot.data["a"] = 2
+        await slot.commit()
+    assert await storage.get_data("bot", 1) == {"a": 2}
+    async with Slot(storage, "bot", 1, wait=0) as slot:
+        assert slot.data == {"a": 2}
+
+
+async def test_a_holder_that_blocks_the_loop_while_another_one_writes_the_record_writes_nothing(
+    storage: Storage,
+) -> None:
+    address = storage.address("bot", 1)
     with pytest.raises(LeaseLost):
-        async with Slot(storage, "bot", 1, lease=0.2) as slot:
+        async with Slot(storage, "bot", 1, lease=0.1) as slot:
             slot.data["a"] = 1
-            time.sleep(0.4)
+            time.sleep(0.15)
+            claimed = await storage.perform(Claim(address, "another", 10))
+            change = Change(storage.ids(), set=storage.seal(address).fields({"b": 1}))
+            await storage.perform(Apply(address, change, Guard("another", claimed.base)))
             await slot.commit()
-    assert await storage.get_state("bot", 1) is None
+    assert await storage.get_data("bot", 1) == {"b": 1}
+    async with Slot(storage, "bot", 1, wait=0) as slot:
+        assert slot.data == {"b": 1}
 
 
 async def test_a_commit_after_the_claim_was_taken_over_raises() -> None:

@@ -35,6 +35,7 @@ from stepwell.errors import (
     UsageError,
 )
 from stepwell.slot import Slot
+from stepwell.storage import Claim
 from stepwell.storage.sealed import new_key
 from stepwell.testing import Clock
 from tests.adapters.aiogram_bots import feed, make_bot, message
@@ -275,7 +276,7 @@ async def test_a_record_cleared_meanwhile_is_not_written(storage: Storage, kept:
     assert await kept.get_data(KEY) == {}
 
 
-async def test_a_holder_with_an_expired_lease_writes_nothing() -> None:
+async def test_a_holder_with_an_expired_lease_writes_nothing_if_another_one_has_it() -> None:
     clock = Clock()
     storage = MemoryStorage(clock=clock)
     kept, isolation = StepwellStorage(storage), StepwellIsolation(storage, lease=5)
@@ -284,6 +285,8 @@ async def test_a_holder_with_an_expired_lease_writes_nothing() -> None:
         async with isolation.lock(KEY):
             await kept.update_data(KEY, {"a": 2})
             clock.advance(6)
+            (held,) = storage.waiters
+            await storage.perform(Claim(held, "another", 60))
             await kept.set_state(KEY, "Form:name")
     assert await kept.get_data(KEY) == {"a": 1}
     assert await kept.get_state(KEY) is None

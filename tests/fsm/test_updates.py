@@ -330,14 +330,29 @@ async def test_a_task_that_enters_its_own_conversation_gets_an_error_at_once(fsm
             await asyncio.wait_for(asyncio.create_task(fsm.handle(message(update_id=3), register)), 30)
 
 
-async def test_a_handler_that_blocks_the_loop_past_its_lease_writes_nothing(make_fsm: Make) -> None:
+async def test_a_handler_that_blocks_the_loop_past_its_lease_writes_nothing_if_another_one_has_it(
+    make_fsm: Make,
+) -> None:
     fsm = make_fsm(lease=0.3)
+    address = fsm.storage.address("bot", KEY)
     with pytest.raises(LeaseLost):
         async with fsm.conversation(message(update_id=1)) as ctx:
             ctx.start_flow(Form)
             time.sleep(0.5)
+            await fsm.storage.perform(Claim(address, "another", 30))
     assert await fsm.storage.get_state("bot", KEY) is None
+    await fsm.storage.perform(Release(address, "another"))
     assert await fsm.handle(message(update_id=1), register) == "started"
+
+
+async def test_a_handler_that_blocks_the_loop_past_its_lease_is_committed_if_nobody_wanted_the_key(
+    make_fsm: Make,
+) -> None:
+    fsm = make_fsm(lease=0.3)
+    async with fsm.conversation(message(update_id=1)) as ctx:
+        ctx.start_flow(Form)
+        time.sleep(0.5)
+    assert await fsm.storage.get_state("bot", KEY) == State("form", "name", {})
 
 
 async def test_a_long_handler_keeps_its_claim(make_fsm: Make) -> None:

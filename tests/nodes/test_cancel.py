@@ -596,6 +596,7 @@ async def test_a_call_whose_process_was_suspended_tries_again(
         if isinstance(operation, Apply) and operation.guard.token is not None and not lost:
             lost.append(operation)
             await perform(Release(operation.address, operation.guard.token))
+            await perform(Claim(operation.address, "another process", 0.2))
         return await perform(operation)
 
     monkeypatch.setattr(storage, "perform", suspended)

@@ -584,7 +584,9 @@ async def test_a_runner_that_was_stopped_for_too_long_gets_a_message_about_its_r
 ) -> None:
     class Stops(Node):
         async def exec(self, prep_res: Any) -> None:
-            await storage.perform(Release(watching.operations[0].address, watching.operations[0].token))
+            claim = watching.operations[0]
+            await storage.perform(Release(claim.address, claim.token))
+            await storage.perform(Claim(claim.address, "another runner", 30))
 
     watching = Watching(storage, monkeypatch)
     with pytest.raises(LeaseLost, match="the lease of run 'r' ended before its commit") as caught:

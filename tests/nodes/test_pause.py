@@ -32,6 +32,7 @@ from stepwell.nodes.control import ending
 from stepwell.nodes.run import deaths, lease, mail
 from stepwell.nodes.run import journal as journal_module
 from stepwell.record import RUNS
+from stepwell.storage import Claim
 from stepwell.testing import Clock, FaultyStorage
 from tests.backends import Backend
 from tests.constants import Constants
@@ -418,12 +419,14 @@ async def test_a_node_that_blocks_the_loop_for_longer_than_the_lease_is_stuck_in
         async def exec(self, prep_res: Any) -> None:
             for _ in range(blocks):
                 time.sleep(0.6 / blocks)
+                # Another runner gets it for a moment, once the lease has ended.
+                await storage.perform(Claim(storage.address(RUNS, "r"), "another", 0.3))
                 await asyncio.sleep(0)
 
     async with MemoryStorage() as storage:
         flow = linear(Blocks, name="f", storage=storage, max_recoveries=1)
         async with worker([flow]):
-            handle = await flow.submit()
+            handle = await flow.submit(flow_id="r")
             with pytest.raises(RunStuck, match="died 2 times at node 'Blocks'"):
                 await handle.result(timeout=20)
 
@@ -451,6 +454,8 @@ async def test_a_lease_that_ends_in_an_outage_is_no_death_of_the_runner(constant
                 storage.before = range(1, 1_000_000)
                 await asyncio.sleep(2.4)
                 storage.before = ()
+                # Another runner has it for a moment.
+                await storage.perform(Claim(storage.address(RUNS, "r"), "another", 0.2))
 
     async with FaultyStorage(patience=0) as storage:
         flow = linear(Cut, name="f", storage=storage, max_recoveries=0)

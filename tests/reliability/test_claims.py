@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from stepwell import Storage
+from stepwell import Storage, open_storage
 from stepwell.errors import Busy, LeaseLost
 from stepwell.slot import Slot
 from stepwell.storage import Claim, Claimed, Release
@@ -50,14 +51,36 @@ async def test_a_holder_stopped_past_its_lease_is_refused_and_writes_nothing(
         await asyncio.gather(*(pause(key) for key in range(first, min(first + 5, pauses))))
 
 
-async def test_a_holder_whose_loop_was_blocked_past_its_lease_is_refused(shared_backend: Backend) -> None:
-    storage = shared_backend.storage()
+async def test_a_holder_whose_loop_was_blocked_past_its_lease_is_refused_if_another_one_wrote(
+    shared_backend: Backend,
+) -> None:
+    url = shared_backend.place()
+    storage = shared_backend.storage(url)
+
+    async def write() -> None:
+        async with open_storage(url) as other, Slot(other, BOT, 1) as slot:
+            slot.data["by"] = "the other one"
+            await slot.commit()
+
     with pytest.raises(LeaseLost):
         async with Slot(storage, BOT, 1, lease=0.2) as slot:
-            time.sleep(0.3)
             slot.data["by"] = "the blocked one"
+            another = threading.Thread(target=asyncio.run, args=(write(),))
+            another.start()
+            another.join()
             await slot.commit()
-    assert await storage.get_data(BOT, 1) is None
+    assert await storage.get_data(BOT, 1) == {"by": "the other one"}
+
+
+async def test_a_holder_whose_loop_was_blocked_past_its_lease_goes_on_if_nobody_wanted_it(
+    shared_backend: Backend,
+) -> None:
+    storage = shared_backend.storage()
+    async with Slot(storage, BOT, 1, lease=0.2) as slot:
+        time.sleep(0.3)
+        slot.data["by"] = "the blocked one"
+        await slot.commit()
+    assert await storage.get_data(BOT, 1) == {"by": "the blocked one"}
 
 
 async def test_a_killed_holder_frees_its_key_within_its_lease_and_a_second(

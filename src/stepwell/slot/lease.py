@@ -24,6 +24,7 @@ from stepwell.errors import (
     UsageError,
 )
 from stepwell.record import Address, Stored, Version
+from stepwell.slot.process import has_died, process_mark
 from stepwell.slot.waiters import ClaimTurn, WaiterQueue, held_tokens, join_queue, leave_queue, must_check_turn
 from stepwell.storage.contract import Storage
 from stepwell.storage.operations import Claim, Claimed, Guard, Release
@@ -38,6 +39,9 @@ FIRST_POLL, LONGEST_POLL = 0.005, 0.1
 #: Seconds after which a wait for the lease of another process is logged.
 LONG_WAIT = 2.0
 
+#: Seconds after which a waiter checks whether the process of the holder has died, and between two such checks.
+FIRST_CHECK, CHECK_EVERY = 0.1, 0.5
+
 #: The number of entered slots that a task remembers, for itself and for the tasks that it starts.
 MOST_NESTED = 64
 
@@ -46,8 +50,8 @@ class Lease:
     """A lease on one address, which a task holds within ``async with``; the base of ``Slot``."""
 
     __slots__ = (
-        "_holding", "_lease", "_lost", "_memo", "_now_at", "_renewal", "_token", "_wait", "address", "base", "now",
-        "on_version", "on_wait", "storage",
+        "_claiming", "_committing", "_holding", "_lease", "_lost", "_memo", "_now_at", "_renewal", "_token", "_wait",
+        "address", "base", "now", "on_version", "on_wait", "storage", "version",
     )  # fmt: skip
 
     storage: Storage
@@ -72,8 +76,14 @@ class Lease:
     _memo: str | None
     #: The claim is not released.
     _holding: bool
-    #: Another holder has claimed the address.
+    #: The lease has ended, and others have claimed or written the record since.
     _lost: bool
+    #: A commit is under way, which may release the claim.
+    _committing: bool
+    #: The renewal claims a lease again that has expired, so that no commit may go on with it yet.
+    _claiming: bool
+    #: The version of the record; ``None`` if there is none.
+    version: Version | None
     _renewal: asyncio.Task[None] | None
 
     async def _load(self, stored: Stored) -> None:
@@ -89,7 +99,7 @@ class Lease:
         if storage.loop is not loop:
             # Opened first: if its previous loop is closed, opening it clears all queues.
             await storage.ensure_open()
-        token = storage.ids()
+        token = storage.ids() + process_mark() if storage.shared else storage.ids()
         if address in storage.waiters:
             if self.on_wait is not None:
                 self.on_wait()
@@ -146,6 +156,11 @@ class Lease:
         return self._lost
 
     @property
+    def lease_seconds(self) -> float:
+        """The seconds for which the lease is claimed and renewed."""
+        return self._lease
+
+    @property
     def guard(self) -> Guard:
         """The conditions of a write by this holder."""
         return Guard(self._token, self.base)
@@ -182,9 +197,13 @@ class Lease:
         turn = ClaimTurn(storage, self.address, self._token) if storage.shared else None
         pause = FIRST_POLL
         # Not the time in the queue of this process, where updates of one key wait for slow handlers in turn.
-        log_at = monotonic() + LONG_WAIT
+        log_at, check_at = monotonic() + LONG_WAIT, min(monotonic() + FIRST_CHECK, give_up)
         try:
             while True:
+                if remaining and monotonic() >= check_at:
+                    check_at = min(monotonic() + CHECK_EVERY, max(give_up, check_at + FIRST_CHECK))
+                    if storage.shared and await self._end_dead_lease():
+                        remaining = 0.0
                 if remaining:
                     if self.on_wait is not None:
                         self.on_wait()
@@ -207,6 +226,22 @@ class Lease:
         finally:
             if turn is not None:
                 await turn.end()
+
+    async def _end_dead_lease(self) -> bool:
+        """End the lease of a holder whose process has died on this machine; return whether there was one.
+
+        The release names the token of that holder, so it cannot end the lease of another one.
+        """
+        try:
+            holder = (await self.storage.beside(self.address)).holder
+            if holder is None or not has_died(holder):
+                return False
+            await self.storage.perform(Release(self.address, holder))
+        except StepwellError as error:
+            logger.debug("the holder of %s is not known (%s); its lease ends by itself", self.address.text, error)
+            return False
+        logger.info("ended the lease on %s: the process of its holder %s has died", self.address.text, holder)
+        return True
 
     async def _log_wait(self) -> None:
         """Log who has the lease, and for how long. Best effort, because the wait does not depend on it."""
@@ -236,11 +271,41 @@ class Lease:
             if self.on_version is not None and claimed.record is not None:
                 self.on_version(claimed.record.version)
         except Conflict:
-            self._lost = True
-            return
+            if not self._holding:
+                return
+            # A commit that is under way claims it again by itself.
+            if not self._committing:
+                self._claiming = True
+                try:
+                    self._lost = not await self._claim_again()
+                finally:
+                    self._claiming = False
+                if self._lost:
+                    return
         except Exception as error:  # noqa: BLE001 the lease is still valid, and the commit checks it
             logger.warning("the claim on %s could not be renewed (%s); retrying", self.address.text, error)
         self.storage.renewals.add(self, asyncio.get_running_loop(), self._lease / 3)
+
+    async def _claim_again(self) -> bool:
+        """Claim a lease that has expired, and return whether the record is still the one that was loaded.
+
+        A holder whose event loop was blocked goes on, unless another one has claimed or written the record.
+        """
+        try:
+            claimed = await self.storage.perform(Claim(self.address, self._token, self._lease))
+        except StepwellError as error:
+            logger.warning("the claim on %s has expired and could not be made again (%s)", self.address.text, error)
+            return False
+        if type(claimed) is not Claimed:
+            return False
+        version = None if claimed.record is None else claimed.record.version
+        if version == self.version and claimed.base == self.base:
+            logger.warning(
+                "the claim on %s had expired, and nobody has taken it meanwhile, so it goes on; keep blocking calls "
+                "out of the event loop", self.address.text,
+            )  # fmt: skip
+            return True
+        return False
 
     async def _let_go(self) -> None:
         self.storage.renewals.discard(self)

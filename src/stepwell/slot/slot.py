@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
-from typing import Any
+from typing import Any, Literal
 
 from stepwell._secrets import quoted
 from stepwell.codec import Seal, check_name
@@ -64,7 +65,7 @@ class Slot(Lease):
 
     __slots__ = (
         "_deleted", "_memo_json", "_seal", "_stored", "_stored_head", "data", "deadline", "decoded", "expires_at",
-        "head", "memo_limit", "queue", "tags", "version", "written_at",
+        "head", "memo_limit", "queue", "tags", "written_at",
     )  # fmt: skip
 
     def __init__(self, storage: Storage, namespace: str, key: Any, *, wait: float = 60.0, lease: float = 30.0) -> None:
@@ -78,14 +79,13 @@ class Slot(Lease):
         self._wait, self._lease = wait, lease
         self._token = ""
         self._memo = None
-        self._holding = self._lost = False
+        self._holding = self._lost = self._committing = self._claiming = False
         self._renewal = None
         #: What the next commit writes beside the data.
         self.head: OpenedHead = NO_HEAD
         #: For the layer above: a text of its extension, and what it has decoded of that.
         self.decoded: tuple[str, Any] = ("", None)
         self.data: dict[Any, Any] = {}
-        #: The version of the record; ``None`` if there is none.
         self.version: Version | None = None
         #: Times on the backend's clock, in seconds since 1970.
         self.expires_at: float | None = None
@@ -337,18 +337,20 @@ class Slot(Lease):
                 limit=seal.limit,
                 queue=queue,
             )
-        if self._lost:
-            raise LeaseLost(self.address.text)
+        await self._check_lost()
         guard = Guard(token=self._token, base=self.base, version=only_version, absent=only_absent)
-        applied: Applied = await self.storage.perform(
-            Apply(
-                address=self.address,
-                change=change,
-                guard=guard,
-                then="keep" if keep else "release",
-                lease=self._lease,
-            )
-        )
+        then: Literal["keep", "release"] = "keep" if keep else "release"
+        apply = Apply(address=self.address, change=change, guard=guard, then=then, lease=self._lease)
+        self._committing = True
+        try:
+            try:
+                applied: Applied = await self.storage.perform(apply)
+            except LeaseLost:
+                if not await self._claim_again():
+                    raise
+                applied = await self.storage.perform(apply)
+        finally:
+            self._committing = False
         self._holding = keep
         if keep:
             self._written(change, applied, opened, changes)
@@ -371,8 +373,7 @@ class Slot(Lease):
         """
         if not self._holding:
             raise UsageError("this slot is not held; a commit without keep=True has released it")
-        if self._lost:
-            raise LeaseLost(self.address.text)
+        await self._check_lost()
         written: Apply | None = None
 
         def apply(address: Address, change: Change, guard: Guard) -> Apply:
@@ -381,7 +382,11 @@ class Slot(Lease):
             written = Apply(address, change, held, "keep" if keep() else "release", self._lease)
             return written
 
-        applied = await self.storage.edit(self.address, decide, parts=parts, apply=apply)
+        self._committing = True
+        try:
+            applied = await self.storage.edit(self.address, decide, parts=parts, apply=apply)
+        finally:
+            self._committing = False
         if applied is None or written is None:
             return False
         self._holding = written.then == "keep"
@@ -390,6 +395,13 @@ class Slot(Lease):
         if written.change.head is not KEEP:
             self.head = self._stored_head = self._seal.open_head(written.change.head.text)
         return True
+
+    async def _check_lost(self) -> None:
+        """Raise ``LeaseLost`` if another holder has the claim, as far as this process knows."""
+        if self._claiming and self._renewal is not None:
+            await asyncio.wait([self._renewal])
+        if self._lost:
+            raise LeaseLost(self.address.text)
 
     @property
     def deletes(self) -> bool:
