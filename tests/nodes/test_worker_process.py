@@ -25,7 +25,7 @@ class Long(Node):
 
 
 logging.basicConfig(level=logging.INFO)
-asyncio.run(worker([linear(Long(name="long"), name="jobs", storage=sys.argv[1])]).run())
+asyncio.run(worker([linear(Long(name="long"), name="jobs", storage=sys.argv[1])], drain=0).run())
 """
 
 

@@ -119,12 +119,15 @@ class _DurableBatchRun(BatchRun):
                 # It must not hide why the batch ended.
                 attach(error, [failure])
             raise
-        if self._waiting:
+        if self._waiting or self.drained:
             await self._saves.flush()
         unsaved = await self._saves.take_back()
         if self.fatal is not None:
             # The last save was under way when the last item ended, and failed after that.
             raise self.fatal
+        if self.drained:
+            self._journal.handed_over = True
+            raise Park
         if self._waiting:
             self._journal.recheck(self.stage.path)
             raise Park
@@ -134,6 +137,9 @@ class _DurableBatchRun(BatchRun):
         return results
 
     async def take(self) -> tuple[int, Any] | None:
+        if self.run.drain.asked and self.left:
+            self.drained = True
+            return None
         while self._saves.waiting + self._in_flight >= UNSAVED and not self._halted:
             await self._saves.flush()
             if self._failure is not None:

@@ -88,6 +88,8 @@ class BatchRun:
         self._workers = 0
         self._taken = 0
         self._exhausted = False
+        #: The worker of the run stops, and items are left.
+        self.drained: bool = False
         self._halted = False
         self._group: WorkGroup | None = None
         self._chunks: Chunks | None = None
@@ -128,6 +130,9 @@ class BatchRun:
                 await self._chunks.executor.close()
             await close_source(self._source)
         self._cursor.attempt = self._failed_attempt
+        if self.drained and self.fatal is None and self.settings.on_error != "stop":
+            # Whether it fails is decided when all items have run.
+            return self.results
         conclude(
             self.settings.on_error,
             self.failures,

@@ -16,8 +16,8 @@ from stepwell.nodes.queue import children
 from stepwell.nodes.run import deaths, lease
 from stepwell.nodes.run.branch import Park
 from stepwell.nodes.run.mail import topic_of
-from stepwell.nodes.run.notices import wake_waiters
-from stepwell.nodes.run.table import FINAL, run_table, table_of
+from stepwell.nodes.run.notices import wake_waiters, wake_workers
+from stepwell.nodes.run.table import FINAL, flow_index, run_table, table_of
 from stepwell.nodes.walk.on_error import attach
 from stepwell.nodes.walk.runner import run_root
 from stepwell.storage.transport.wakeups import add_listener
@@ -43,6 +43,10 @@ async def execute(run: Execution, journal: Journal, params: Mapping[str, Any]) -
                 # The next execution links to this one.
                 if (trace := current_trace()) is not None:
                     journal.submitted["span"] = trace
+                if journal.handed_over and journal.mailbox.cancel is None:
+                    run.end("run.parked", parked=await _last_commit(run, journal.hand_over()))
+                    wake_workers(slot.storage, flow_index(journal.flow, journal.revision))
+                    return journal.shared
                 parked = await _last_commit(run, journal.park())
                 if parked is not None:
                     run.end("run.parked", parked=parked)
@@ -216,6 +220,7 @@ async def _interrupt(journal: Journal, *, run: Execution) -> None:
             table = table_of(journal.slot.head, journal.slot.address)
             if not run.cancels:
                 await lease.interrupt(journal.slot)
+                wake_workers(journal.slot.storage, flow_index(journal.flow, journal.revision))
             elif table is not None and table["status"] not in FINAL:
                 cancelled = RunCancelled(journal.flow_id, "its call was cancelled")
                 await children.cancel_all(journal.slot.storage, journal.flow_id, undoing.hand_over)

@@ -133,10 +133,12 @@ async def resume(
     wait: float | None = None,
     by_worker: bool = False,
     by: str | None = None,
+    lease_seconds: float | None = None,
 ) -> dict[str, Any]:
     """Resume a run, given by its id or by the id of one of its waits.
 
     ``by_worker``: raise ``RunFinished`` if the run has ended, is paused, or needs a call of ``flow.resume()``.
+    ``lease_seconds``: another lease than the usual one.
     """
     flow_id = flow_of_wait(given)
     wait_id = None if flow_id is None else given
@@ -144,7 +146,7 @@ async def resume(
     # Longer than the lease of a runner that has just died.
     wait, held = lease.LEASE + 2 if wait is None else wait, False
     try:
-        async with _hold(storage, flow_id, wait) as slot:
+        async with _hold(storage, flow_id, wait, lease_seconds) as slot:
             held = True
             return await _continue(
                 flow,
@@ -163,9 +165,11 @@ async def resume(
         raise RunBusy(flow_id, wait, answer=value is not ...) from busy
 
 
-def _hold(storage: Storage, flow_id: str, wait: float) -> AbstractAsyncContextManager[Slot]:
+def _hold(
+    storage: Storage, flow_id: str, wait: float, seconds: float | None = None
+) -> AbstractAsyncContextManager[Slot]:
     """Hold a run, and log after a second if the call waits for another runner."""
-    slot = lease.hold(storage, flow_id, wait=wait)
+    slot = lease.hold(storage, flow_id, wait=wait, seconds=seconds)
     return slot if wait <= NOTICE else _announced(slot, flow_id, wait)
 
 

@@ -29,7 +29,7 @@ from stepwell.errors import (
 from stepwell.nodes.graph.loaded import loaded_at
 from stepwell.nodes.graph.shape import Shape, check_renamed
 from stepwell.nodes.history import BEFORE, HISTORY, LONGEST_BEFORE, PARTS, TRAIL, VALUES, WITH_VALUES, Recorder, shown
-from stepwell.nodes.run import deaths
+from stepwell.nodes.run import deaths, lease
 from stepwell.nodes.run.errors import RunErrors
 from stepwell.nodes.run.mailbox import Mailbox
 from stepwell.nodes.run.parts import RunParts
@@ -61,7 +61,8 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 #: How many of the last replies to updates are stored.
 REPLIES = 20
-#: The deadline of a running run, in seconds; renewed at half of it. After it, workers check whether its runner died.
+#: The deadline of a running run with the usual lease, in seconds; renewed at half of it. After it, workers check
+#: whether its runner died.
 WATCH = 12.0
 
 
@@ -114,10 +115,14 @@ class Journal:
         self.undos: int = 0
         #: The parts of those that may not be stored yet.
         self.unsure_undos: dict[str, Sealed] = {}
+        #: Its worker stops, and the next one continues it.
+        self.handed_over: bool = False
         #: The ids of waits that have timed out, the last one last.
         self.late: list[str] = []
         #: When the deadline of the run must be written again, on the monotonic clock.
         self._watched_until = 0.0
+        #: Longer than the lease, which a worker may have set.
+        self._watch_for = WATCH * slot.lease_seconds / lease.LEASE
         self._saving = False
         self._waiters: list[asyncio.Future[None]] = []
         self._changes = self._saved = 0
@@ -200,6 +205,8 @@ class Journal:
             table["rechecks"] = dict(self.rechecks)
         if self.recoveries:
             table["recoveries"] = self.recoveries
+        if self.handed_over:
+            table["interrupted"] = True
         if self.open:
             table["open"] = dict(self.open)
         if self.late:
@@ -272,14 +279,14 @@ class Journal:
     def _watch(self) -> Mapping[str, float] | Keep:
         """Return the timer by which workers find a run whose runner has died, if it must be written again."""
         now = monotonic()
-        if now + WATCH / 2 < self._watched_until and not self.mailbox.is_due:
+        if now + self._watch_for / 2 < self._watched_until and not self.mailbox.is_due:
             return KEEP
-        self._watched_until, self.mailbox.is_due = now + WATCH, False
+        self._watched_until, self.mailbox.is_due = now + self._watch_for, False
         return self.watch_timer()
 
     def watch_timer(self) -> Mapping[str, float]:
         """Return the timer by which workers find the run if its runner dies."""
-        return {"watch": self.now() + WATCH}
+        return {"watch": self.now() + self._watch_for}
 
     async def _look_for_fields(self) -> None:
         """Read merged fields. If the storage is unavailable, the next commit that succeeds looks again."""
@@ -352,6 +359,14 @@ class Journal:
             # The values of parts that were written here are not kept.
             await self.parts.load()
         return None
+
+    async def hand_over(self) -> RunPaused:
+        """Commit the position, and release the run for the next worker; return the exception that says so."""
+        self.status = "running"
+        self._fill()
+        queue = KEEP if self.slot.queue is None else None
+        await self._commit(self.positions[""], keep=False, timers={"watch": self.now()}, queue=queue)
+        return RunPaused(self.flow_id, self.positions[""])
 
     def parked(self) -> Parked:
         """Return the exception that names the first wait of the run."""

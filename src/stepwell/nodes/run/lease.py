@@ -21,10 +21,10 @@ __all__ = ["LEASE", "cancel", "clock", "hold", "interrupt", "pause", "retry"]
 LEASE: float = 10.0
 
 
-def hold(storage: Storage, flow_id: str, *, wait: float) -> Slot:
-    """Return the slot of a run, which one task holds at a time."""
+def hold(storage: Storage, flow_id: str, *, wait: float, seconds: float | None = None) -> Slot:
+    """Return the slot of a run, which one task holds at a time. ``seconds``: another lease than the usual one."""
     check_text(flow_id, "flow_id={}: give a non-empty string")
-    return Slot(storage, RUNS, flow_id, wait=wait, lease=LEASE)
+    return Slot(storage, RUNS, flow_id, wait=wait, lease=LEASE if seconds is None else seconds)
 
 
 async def clock(storage: Storage, flow_id: str) -> float:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CaughtError",
     "Cursor",
+    "Drain",
     "Emit",
     "EventKind",
     "Execution",
@@ -40,6 +41,17 @@ EventKind = (
     | Literal["item.started", "item.retried", "item.finished", "item.failed"]
 )
 
+
+class Drain:
+    """Whether the worker of a run stops: nodes and items that run now end, and no others start."""
+
+    __slots__ = ("asked",)
+
+    def __init__(self) -> None:
+        self.asked: bool = False
+
+
+_NO_DRAIN = Drain()
 
 #: Seconds after which work that never suspends lets the event loop run other tasks.
 SLICE = 0.01
@@ -99,6 +111,8 @@ class Execution:
         self.on_begin: Callable[[float | None, int], object] | None = on_begin
         #: The fields of its first event.
         self.beginning: dict[str, Any] = {}
+        #: That of its worker.
+        self.drain: Drain = _NO_DRAIN
         #: When it began, for the duration in its last event.
         self.began: float = 0.0
         #: Of a run without a storage: the stage, the node, the visit and the result of each node that can be undone.

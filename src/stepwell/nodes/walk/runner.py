@@ -176,7 +176,8 @@ async def walk(graph: Graph, cursor: Cursor, shared: Any, params: Mapping[str, A
             if emit is not None:
                 emit("node.finished", cursor, began=began)
         # After the last node there is nothing left to pause.
-        if branch is not None and following is not None and branch.journal.mailbox.pausing:
+        if branch is not None and following is not None and (run.drain.asked or branch.journal.mailbox.pausing):
+            branch.journal.handed_over = run.drain.asked
             raise Park
         stage, inside = following, False
     return None if action is END else action

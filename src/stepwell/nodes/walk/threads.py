@@ -35,12 +35,14 @@ class Job:
     function: Callable[..., Any]
     args: tuple[Any, ...]
     abandoned: bool = False
+    began: bool = False
     result: Any = None
     error: BaseException | None = None
 
     def __call__(self) -> None:
         if self.abandoned:
             return
+        self.began = True
         try:
             self.result = self.function(*self.args)
         except BaseException as error:  # noqa: BLE001 - raised where the job is awaited
@@ -58,9 +60,9 @@ async def in_thread(
 ) -> Any:
     """Call a function in a thread, with the caller's context variables and a copy of its position.
 
-    If the caller is cancelled, it waits until the thread is done, and passes the result to ``late``. After ``timeout``
-    seconds it raises ``NodeTimeout`` and abandons the thread, so that the pool can start another one. It raises
-    ``ExecutorFailed`` if the pool is broken or shut down.
+    If the caller is cancelled, it waits until the thread is done, and passes the result to ``late``; if its worker
+    stops, it returns the result. After ``timeout`` seconds it raises ``NodeTimeout`` and abandons the thread, so that
+    the pool can start another one. It raises ``ExecutorFailed`` if the pool is broken or shut down.
     """
     job = Job(function, args)
     pool = pool or shared_pool()
@@ -83,6 +85,9 @@ async def in_thread(
         if job.error is not None:
             # An async def that fails while it is cancelled raises its error as well.
             raise job.error from None
+        if job.began and _is_drained(cursor):
+            # It was awaited anyway, so its result is committed before the run is handed over.
+            return job.result
         if late is not None and job.result is not None:
             late(job.result)
         raise
@@ -102,6 +107,16 @@ async def in_thread(
     if job.error is not None:
         raise job.error
     return job.result
+
+
+def _is_drained(cursor: Cursor) -> bool:
+    """Return whether the caller was cancelled because its worker stops; undo the cancellation."""
+    task = asyncio.current_task()
+    if not cursor.run.drain.asked or cursor.branch is None or cursor.branch.journal.mailbox.cancel is not None:
+        return False
+    while task is not None and task.cancelling():
+        task.uncancel()
+    return True
 
 
 def result_of(future: asyncio.Future[Any], place: str) -> Any:

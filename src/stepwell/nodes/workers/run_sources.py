@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     #: Takes up a run, and returns whether it was started.
     TakeUp = Callable[["RunSource", Address], Awaitable[bool]]
 
-__all__ = ["RunSource", "sources_of"]
+__all__ = ["DueRuns", "RunSource", "sources_of"]
 
 #: The first and the longest pause, in seconds, before a run that is busy or could not be resumed is retried.
 PAUSES = (0.5, 8.0)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
+import os
 import signal
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
@@ -37,11 +38,12 @@ from stepwell.nodes.queue import partitions
 from stepwell.nodes.queue.limits import Limit
 from stepwell.nodes.run.errors import summary_of
 from stepwell.nodes.run.notices import partitions_topic
-from stepwell.nodes.walk.execution import check_concurrency
-from stepwell.nodes.workers.run_sources import RunSource, sources_of
+from stepwell.nodes.walk.execution import Drain, check_concurrency
+from stepwell.nodes.workers.left_runs import runs_of_dead_processes
+from stepwell.nodes.workers.run_sources import DueRuns, RunSource, sources_of
 from stepwell.nodes.workers.schedule import Schedule
 from stepwell.nodes.workers.stored import ScheduleTimers
-from stepwell.options import check_function, check_instance
+from stepwell.options import check_function, check_instance, check_number
 from stepwell.record import RUNS, Address
 from stepwell.storage.presence import Presence
 from stepwell.storage.state_storage import is_configured
@@ -87,6 +89,11 @@ class RunWorker:
     :param on_failed: a ``def`` or ``async def`` that is called with the :class:`Run` after a run of this worker has
         failed. It is called once; a process that is killed just then does not call it. Its errors are logged.
     :param on_stuck: the same for a run that this worker has found to be stuck.
+    :param drain: the seconds for which nodes that run may go on after the worker was asked to stop. What they return is
+        committed, and the next worker continues with the node after them. Nodes that take longer are interrupted, and
+        the next worker runs them again.
+    :param lease: the seconds for which the worker claims a run, renewed while it runs. After a crash of the whole
+        machine, other machines wait for so long. A longer lease survives longer pauses of the event loop.
     :param presence: write a small record to the storage every 20 seconds, from which the inspector and
         ``stepwell doctor`` know that the worker runs.
 
@@ -107,12 +114,18 @@ class RunWorker:
         schedules: Iterable[Schedule] = (),
         on_failed: RunCallback | None = None,
         on_stuck: RunCallback | None = None,
+        drain: float = 30.0,
+        lease: float | None = None,
         presence: bool = True,
     ) -> None:
         check_concurrency(concurrency)
         for name, callback in {"on_failed": on_failed, "on_stuck": on_stuck}.items():
             check_function(callback, f"{name}={{}}: give a function that takes the run, or None", optional=True)
+        check_number(drain, "drain={}: give a number of seconds, at least 0", least=0)
+        check_number(lease, "lease={}: give a number of seconds above 0, or None", above=0, finite=True, optional=True)
         self._on_failed, self._on_stuck = on_failed, on_stuck
+        self._drain_seconds, self._lease = drain, lease
+        self._drain, self._hurry, self._stopping = Drain(), asyncio.Event(), asyncio.Event()
         known = _checked_flows(flows)
         self._flows = {flow._title(): flow for flow in known}
         named = _limits_by_name(limits, self._flows)
@@ -131,6 +144,7 @@ class RunWorker:
         ]
         self._repairing: asyncio.Task[None] | None = None
         self._repair_now = asyncio.Event()
+        self._taking_over: asyncio.Task[None] | None = None
         self._repairs = partitions.Repairs(self._storage, self._flows)
         self._unlisten: list[Callable[[], None]] = []
         #: Runs that have ended here, failed, were taken from a queue, and were continued after the death of their
@@ -164,6 +178,9 @@ class RunWorker:
                 await self._storage.close()
             raise
         logger.info("started a worker of %s", ", ".join(map(quoted, self._flows)))
+        self._drain.asked = False
+        self._hurry.clear()
+        self._stopping.clear()
         if self._announces:
             self._presence.start()
         for source in self._sources:
@@ -172,49 +189,106 @@ class RunWorker:
             self._unlisten.append(self._storage.listen(partitions_topic(name), self._repair_now.set))
         repairing = poll(self._repairs.check, self._rest, "partitions")
         self._repairing = asyncio.get_running_loop().create_task(repairing, name="stepwell-partitions")
+        self._taking_over = asyncio.get_running_loop().create_task(self._take_over(), name="stepwell-take-over")
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        """Stop. Runs of this worker are interrupted; another worker continues after their last committed node."""
+        """Stop, as :meth:`stop` does."""
         async with contextlib.AsyncExitStack() as stack:
             # If the stop is cancelled, the rest still stops.
             if self._closes:
                 stack.push_async_callback(self._storage.close)
-            stack.push_async_callback(dispatcher_of(self._storage).stop, *self._sources)
+            stack.push_async_callback(self._end_tasks)
             while self._unlisten:
                 self._unlisten.pop()()
-            if self._repairing is not None:
-                self._repairing.cancel()
-                stack.push_async_callback(asyncio.wait, [self._repairing])
             stack.push_async_callback(self._presence.stop)
+            await self._drain_runs()
+
+    async def stop(self) -> None:
+        """Take no more runs, and return when none of this worker runs any more.
+
+        Nodes that run now have the seconds of ``drain`` to end. Their results are committed, and the next worker
+        continues with the node after them. What takes longer is interrupted, and runs again. A node in a thread is
+        awaited, and its result is committed. A second call, while the first one waits, interrupts at once.
+
+        Example::
+
+            async with worker([flow], drain=60) as running:
+                await running.stop()
+        """
+        if self._stopping.is_set():
+            self._hurry.set()
+        await self._drain_runs()
+
+    async def _drain_runs(self) -> None:
+        self._stopping.set()
+        self._drain.asked = True
+        dispatcher = dispatcher_of(self._storage)
+        stopping = asyncio.ensure_future(dispatcher.stop(*self._sources, timeout=self._drain_seconds))
+        hurrying = asyncio.ensure_future(self._hurry.wait())
+        try:
+            await asyncio.wait((stopping, hurrying), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            hurrying.cancel()
+            if not stopping.done():
+                # It then interrupts the runs, and waits for them.
+                stopping.cancel()
+            await asyncio.wait((stopping,))
+
+    async def _end_tasks(self) -> None:
+        tasks = [task for task in (self._repairing, self._taking_over) if task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _take_over(self) -> None:
+        """Take the runs whose runner has died on this machine, without waiting for their leases."""
+        dispatcher = dispatcher_of(self._storage)
+        for source in self._sources:
+            if isinstance(source, DueRuns):
+                await dispatcher.serve_all(source, runs_of_dead_processes(self._storage, source.flow))
 
     async def run(self, *, wait_for_storage: bool = True, health: int | None = None) -> None:
-        """Work until SIGTERM or Ctrl-C, then stop as at the end of ``async with``.
+        """Work until SIGTERM or Ctrl-C, then stop as :meth:`stop` does.
 
         If the storage is away at the start, log it and wait; with ``wait_for_storage=False``, raise its error, as
         ``async with`` does. ``health=8081``: serve ``/health/live`` and ``/health/ready`` on this port.
 
-        The stop waits for nodes that suppress their cancellation, and for threads. A second SIGTERM, or a third Ctrl-C,
-        ends the process without waiting.
+        A second signal interrupts the runs at once. If the process still waits a second later, for a thread or for a
+        node that suppresses its cancellation, the signal ends it.
         """
         loop = asyncio.get_running_loop()
         stopped = asyncio.Event()
         handled: list[signal.Signals] = []
+
+        def stop(number: signal.Signals) -> None:
+            if not stopped.is_set():
+                stopped.set()
+                return
+            logger.info("stopping at once; the runs of this worker are interrupted")
+            self._hurry.set()
+            unhandle()
+            stack.callback(loop.call_later(1.0, os.kill, os.getpid(), number).cancel)
+
+        def unhandle() -> None:
+            while handled:
+                loop.remove_signal_handler(handled.pop())
+
         async with contextlib.AsyncExitStack() as stack:
             if health is not None:
                 await stack.enter_async_context(self._health(health, stopped))
-            await when_available(partial(stack.enter_async_context, self), self._storage, wait=wait_for_storage)
-            try:
+            running = contextlib.AsyncExitStack()
+            await when_available(partial(running.enter_async_context, self), self._storage, wait=wait_for_storage)
+            stack.callback(unhandle)
+            async with running:
                 # Outside the main thread, or on Windows, Ctrl-C cancels the task instead.
                 with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
                     for number in (signal.SIGINT, signal.SIGTERM):
-                        loop.add_signal_handler(number, stopped.set)
+                        loop.add_signal_handler(number, stop, number)
                         handled.append(number)
                 await stopped.wait()
-            finally:
-                for number in handled:
-                    loop.remove_signal_handler(number)
-            logger.info("stopping; the runs of this worker are interrupted, and the next worker continues them")
+                logger.info("stopping; nodes that run have %g s to end", self._drain_seconds)
 
     def _health(self, port: int, stopped: asyncio.Event) -> Health:
         found = Health(port, stopped.is_set)
@@ -226,18 +300,29 @@ class RunWorker:
         """Run one run to its end or its next wait, and log why it could not be. Return whether it was started."""
         flow_id: Any = address.key
         flow, started = source.flow, False
+        if self._drain.asked:
+            return False
 
         def new_execution(program: Program, flow_id: str) -> Execution:
             nonlocal started
             started = True
             source.tried(won=True)
-            return flow._new_execution(program, flow_id, on_begin=self._count_begin)
+            run = flow._new_execution(program, flow_id, on_begin=self._count_begin)
+            run.drain = self._drain
+            return run
 
         news: Status | None = None
         try:
             flow_id = decode_key(address.key)
             await runs.resume(
-                flow, flow_id, ..., storage=self._storage, new_execution=new_execution, wait=0, by_worker=True
+                flow,
+                flow_id,
+                ...,
+                storage=self._storage,
+                new_execution=new_execution,
+                wait=0,
+                by_worker=True,
+                lease_seconds=self._lease,
             )
         except (Parked, RunCancelled, RunFinished, UnknownRun):
             pass
