@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
@@ -14,7 +15,7 @@ import pytest
 
 from stepwell import open_storage
 from stepwell.cli import _parser
-from stepwell.nodes import Node, NodeFlow, Parked, Wait, every
+from stepwell.nodes import Node, NodeFlow, Parked, RunStuck, Wait, every
 from stepwell.storage import Storage
 from tests.backends import Backend
 from tests.cli.conftest import LOGGED, Command, fill
@@ -40,12 +41,13 @@ GOOD = [
     ["pause", "asks"],
     ["resume", "asks"],
     ["answer", "asks", "yes"],
+    ["complete", "pays", "Pay", "--result", "paid"],
     ["cancel", "bad", "asks"],
     ["schedules", "--pause", "nightly"],
     ["migrate"],
     ["copy", "{url}", "{target}"],
 ]
-WRITERS = {"set", "clear", "forget", "resume", "pause", "answer", "cancel", "migrate", "copy"}
+WRITERS = {"set", "clear", "forget", "resume", "pause", "answer", "complete", "cancel", "migrate", "copy"}
 #: Commands that start something, or that need no storage.
 OTHERS = {
     "botapi",
@@ -70,14 +72,24 @@ class Fails(Node):
         raise RuntimeError("no stock")
 
 
+class Pays(Node):
+    replay = "never"
+
+    async def exec(self, prep_res: Any) -> Any:
+        await asyncio.sleep(600)
+
+
 async def prepare(storage: Storage) -> None:
-    """Write three conversations, a failed run, a run that waits for an answer, and a schedule."""
+    """Write three conversations, a failed run, one that waits, one whose call was interrupted, and a schedule."""
     await fill(storage)
     with pytest.raises(RuntimeError):
         await NodeFlow(Fails(name="stock"), name="order").run({}, storage=storage, flow_id="bad")
     asks = NodeFlow(Wait("ask"), name="refund")
     with pytest.raises(Parked):
         await asks.run({}, storage=storage, flow_id="asks")
+    pays = NodeFlow(Pays(name="Pay", timeout=0.01), name="pay")
+    with pytest.raises(RunStuck):
+        await pays.run({}, storage=storage, flow_id="pays")
     await every(3600, asks, name="nightly").declare(storage)
 
 
@@ -224,6 +236,9 @@ BAD: list[tuple[list[str], int, str]] = [
     (["pause", "nope"], 3, "nope"),
     (["answer", "asks"], 2, "required: value"),
     (["answer", "nope", "1"], 3, "nope"),
+    (["complete", "asks", "Pay"], 2, "required: --result"),
+    (["complete", "nope", "Pay", "--result", "1"], 3, "nope"),
+    (["complete", "bad", "Pay", "--result", "1"], 1, "only a run that is stuck"),
     (["answer", "bad", "1"], 1, "does not wait for this answer"),
     (["answer", "asks", '{"$nope": 1}'], 2, "$nope"),
     (["migrate", "no_such_module"], 1, "cannot import"),

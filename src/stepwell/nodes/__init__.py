@@ -38,6 +38,7 @@ from stepwell.errors import (
     TooLarge,
     TooManySteps,
     UnknownAction,
+    UnknownOutcome,
     UnknownRun,
     UnknownSchedule,
     UnknownScheme,
@@ -52,6 +53,7 @@ from stepwell.nodes.async_batch import run_async_batch
 from stepwell.nodes.batch.node import BatchNode
 from stepwell.nodes.children import ChildMap
 from stepwell.nodes.deploy.migration import StoredRun
+from stepwell.nodes.effect_calls.decorator import effect
 from stepwell.nodes.events import Event, subscribe
 from stepwell.nodes.flow import NodeFlow
 from stepwell.nodes.graph.shape import FlowEdge, FlowGraph
@@ -137,6 +139,7 @@ __all__ = [
     "TooLarge",
     "TooManySteps",
     "UnknownAction",
+    "UnknownOutcome",
     "UnknownRun",
     "UnknownSchedule",
     "UnknownScheme",
@@ -148,6 +151,7 @@ __all__ = [
     "WorkCancelled",
     "WrongLoop",
     "cron",
+    "effect",
     "every",
     "linear",
     "new_flow_id",

@@ -453,6 +453,8 @@ class NodeFlow(NodeGraph):
     ) -> int:
         """Put runs that have failed, are stuck or paused into the queue again, and return how many.
 
+        A call whose outcome is unknown runs again: find out first that it has not happened (:meth:`complete`).
+
         A worker continues each of them at the node that it stopped at. Raises ``UnknownRun`` if there is no run of one
         of the ids; none is put into the queue then. A run that has finished is left out.
 
@@ -507,6 +509,30 @@ class NodeFlow(NodeGraph):
                 keep=self.keep if keep is None else checked_retention(keep),
             )
         return RunHandle(forked, self, storage)
+
+    async def complete(
+        self,
+        flow_id: str,
+        node: str,
+        *,
+        result: Any = None,
+        item: int | None = None,
+        storage: Storage | str | None = None,
+    ) -> None:
+        """Say what a call has returned that was interrupted and must not run again, and let a worker continue the run.
+
+        The run is ``stuck``, and its reason names the call: the ``exec`` of a node with ``replay="never"``, or an
+        :func:`effect`. Find out what happened outside first, and then
+        ``await flow.complete("order-42", "Pay", result="r-815")``. If the call has not happened, :meth:`retry` runs it.
+
+        Raises ``UsageError`` if the node has no such call, or several of them.
+
+        :param node: the path of the node.
+        :param result: what the call has returned, or would have returned.
+        :param item: the index of the item, if several items of a batch were interrupted.
+        """
+        async with storage_for(self, storage) as found:
+            await requests.complete(self, flow_id, node, result, item, storage=found)
 
     async def status(self, flow_id: str, *, storage: Storage | str | None = None) -> monitor.Run:
         """Return the status of a run in any process, from its storage; raise ``UnknownRun`` if there is none."""

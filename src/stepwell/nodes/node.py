@@ -11,6 +11,7 @@ from stepwell.nodes.graph.policy import ExecPolicy, Setting
 from stepwell.nodes.walk.attempts import attempt_node
 
 if TYPE_CHECKING:
+    from stepwell.effects import Replay
     from stepwell.nodes.graph.base import PostResult
     from stepwell.nodes.graph.plan import Build, Stage, Strategy
 
@@ -45,6 +46,10 @@ class Node(BaseNode, Generic[Prep, Exec]):
     :param timeout: seconds that one attempt may take. The thread of a ``def exec`` cannot be stopped:
         it runs to its end, and its result is ignored.
     :param inline: run a ``def exec`` on the event loop; for quick work.
+    :param replay: what a durable run does if its process died while ``exec`` ran. ``"safe"``: the node runs again.
+        ``"never"``: it does not, because it may have acted on the world. The run takes the edge ``"unknown"`` of the
+        node, or is ``stuck`` until somebody calls ``flow.complete()`` or ``flow.retry()``. It costs two more writes.
+        It may be an attribute of the class too.
     """
 
     _settings: ClassVar[tuple[str, ...]] = (*BaseNode._settings, "_policy", "exec", "exec_fallback")
@@ -56,6 +61,7 @@ class Node(BaseNode, Generic[Prep, Exec]):
     retry_on: Setting[type[Exception] | tuple[type[Exception], ...]] = Setting()
     timeout: Setting[float | None] = Setting()
     inline: Setting[bool] = Setting()
+    replay: Setting[Replay] = Setting()
 
     def __init__(
         self,
@@ -68,8 +74,13 @@ class Node(BaseNode, Generic[Prep, Exec]):
         retry_on: type[Exception] | tuple[type[Exception], ...] = Exception,
         timeout: float | None = None,
         inline: bool = False,
+        replay: Replay | None = None,
     ) -> None:
         super().__init__(name=name)
+        declared: Any = type(self).replay
+        if not isinstance(declared, Setting):
+            # An attribute of the class, which replaces the setting.
+            self.replay = replay = replay or declared
         self._policy = ExecPolicy(
             max_retries=max_retries,
             wait=wait,
@@ -78,6 +89,7 @@ class Node(BaseNode, Generic[Prep, Exec]):
             retry_on=retry_on,
             timeout=timeout,
             inline=inline,
+            replay=replay or "safe",
         )
 
     if TYPE_CHECKING:

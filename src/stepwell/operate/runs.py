@@ -22,6 +22,7 @@ __all__ = [
     "answer",
     "cancel",
     "check_unchanged",
+    "complete",
     "masked_run",
     "pause",
     "reason_of",
@@ -217,6 +218,12 @@ async def retry(storage: Storage, run: Run, *, who: str) -> bool:
     if done:
         log_write(who, f"put run {run.flow_id} into the queue again")
     return done
+
+
+async def complete(storage: Storage, run: Run, node: str, result: Any, item: int | None, *, who: str) -> None:
+    """Say what a call of a stuck run has returned, whose outcome is unknown; a worker continues the run."""
+    await _stand_in(run).complete(run.flow_id, node, result=result, item=item, storage=storage)
+    log_write(who, f"completed {node} of run {run.flow_id}")
 
 
 def _stand_in(run: Run) -> NodeFlow:

@@ -404,6 +404,11 @@ class Slot(Lease):
             raise LeaseLost(self.address.text)
 
     @property
+    def stored_data(self) -> dict[Any, Any]:
+        """The data as of the load or the last commit, which nobody may change."""
+        return self._stored.data
+
+    @property
     def deletes(self) -> bool:
         """Whether the next commit would delete the record."""
         return self._deleted and self.head == NO_HEAD and not self.data

@@ -1,4 +1,4 @@
-"""``stepwell resume``, ``cancel``, ``pause`` and ``answer``: changes of runs."""
+"""``stepwell resume``, ``cancel``, ``pause``, ``answer`` and ``complete``: changes of runs."""
 
 from __future__ import annotations
 
@@ -75,6 +75,19 @@ def add(commands: Commands) -> None:
     answer.add_argument("id", help="the id of the run or of its wait")
     answer.add_argument("value", help="the answer, as JSON or text")
     add_yes(answer)
+
+    complete = add_command(
+        commands,
+        "complete",
+        "say what an interrupted call has returned that must not run twice",
+        action=_complete,
+        example="""stepwell complete order-42 Pay --result '{"receipt": "r-815"}'""",
+    )
+    complete.add_argument("id", help="the id of the run, which is stuck")
+    complete.add_argument("node", help="the path of the node, as the reason of the run names it")
+    complete.add_argument("--result", required=True, metavar="VALUE", help="what the call returned, as JSON or text")
+    complete.add_argument("--item", type=int, metavar="N", help="the index of the item, if several were interrupted")
+    add_yes(complete)
 
 
 def _resume(options: argparse.Namespace) -> int:
@@ -215,5 +228,27 @@ def _answer(options: argparse.Namespace) -> int:
         # The id of the wait that was shown: the run may ask another question meanwhile.
         await runs.answer(storage, wait.id, value, who=user_name())
         return report(options, {"answered": True, **told}, "answered; a worker continues the run")
+
+    return with_storage(options, work)
+
+
+def _complete(options: argparse.Namespace) -> int:
+    result = stored_value(options.result, "the result")
+
+    async def work(storage: Storage) -> int:
+        run = await runs.show_run(storage, options.id)
+        if run.status != "stuck":
+            raise UsageError(
+                f"run {quoted(run.flow_id)} is {run.status}; only a run that is stuck has calls of unknown outcome"
+            )
+        if not options.json:
+            print(f"{cell(run.flow_id)}: {cell(run.flow)} {run.status} at {cell(run.node)}: {cell(run.reason or '')}")
+        told = {"run": run.flow_id, "node": options.node}
+        if options.dry_run:
+            return report(options, {"completed": False, **told}, "nothing was changed (dry run)")
+        if not confirmed(options, f"Complete the call of {options.node} with this result?"):
+            return 1
+        await runs.complete(storage, run, options.node, result, options.item, who=user_name())
+        return report(options, {"completed": True, **told}, "completed; a worker continues the run")
 
     return with_storage(options, work)

@@ -160,7 +160,7 @@ def run_in_thread(exec_: Callable[[Any, Any], Any], node: Any, chunk: Pairs) -> 
     outcomes: list[Outcome] = []
     until = time.perf_counter() + BUDGET
     for index, item in chunk:
-        cursor.item = index
+        cursor.item, cursor.effects = index, None
         try:
             outcomes.append(Outcome(True, exec_(node, item)))
         except BaseException as error:  # noqa: BLE001 - raised where the chunk is awaited

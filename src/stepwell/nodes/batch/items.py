@@ -113,7 +113,7 @@ class BatchRun:
     async def run_all(self) -> list[Any]:
         """Run every item, then return the results or raise according to ``on_error``."""
         pool: ThreadPool | None = None
-        if self.stage.threaded:
+        if self.stage.threaded and self.stage.policy.replay == "safe":
             executor: Executor | ThreadPool | MakeExecutor | None = self.settings.executor
             if executor is None and self.settings.concurrency != 1:
                 executor = pool = ThreadPool(self.settings.concurrency or SIZE, "stepwell-batch")
@@ -299,7 +299,7 @@ class BatchRun:
 
     async def settle(self, cursor: Cursor, item: Any, work: Any) -> None:
         """Await the work on an item, and record its result or its error."""
-        index = cursor.item
+        index, cursor.effects = cursor.item, None
         assert index is not None
         try:
             result = await work

@@ -18,6 +18,7 @@ from stepwell.nodes.walk.execution import check_concurrency
 from stepwell.nodes.walk.on_error import OnError, check_on_error
 
 if TYPE_CHECKING:
+    from stepwell.effects import Replay
     from stepwell.nodes.graph.base import PostResult
     from stepwell.nodes.graph.plan import Build, Stage, Strategy
 
@@ -76,6 +77,7 @@ class BatchNode(Node[Any, Any], Generic[Prep, Exec]):
         retry_on: type[Exception] | tuple[type[Exception], ...] = Exception,
         timeout: float | None = None,
         inline: bool = False,
+        replay: Replay | None = None,
         concurrency: int = 1,
         on_error: OnError = "stop",
         executor: Executor | MakeExecutor | None = None,
@@ -89,6 +91,7 @@ class BatchNode(Node[Any, Any], Generic[Prep, Exec]):
             retry_on=retry_on,
             timeout=timeout,
             inline=inline,
+            replay=replay,
         )
         check_concurrency(concurrency)
         check_on_error(on_error)
@@ -117,6 +120,11 @@ class BatchNode(Node[Any, Any], Generic[Prep, Exec]):
         check_on_error(self.on_error)
         if self.concurrency > 1:
             build.want_loop_for.append(f"{stage.path} runs {self.concurrency} items at once")
+        if self.executor is not None and self.replay == "never":
+            build.problems.append(
+                f'{stage.path} has an executor and replay="never", which stores each item before it runs: '
+                "drop one of the two"
+            )
         if self.executor is not None:
             build.want_loop_for.append(f"{stage.path} has an executor")
             if is_async(stage.exec):

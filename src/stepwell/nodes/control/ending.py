@@ -9,8 +9,18 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepwell._secrets import quoted
-from stepwell.errors import Conflict, LeaseLost, RunCancelled, RunFailed, RunPaused, RunStuck, StorageError
+from stepwell.errors import (
+    Conflict,
+    LeaseLost,
+    RunCancelled,
+    RunFailed,
+    RunPaused,
+    RunStuck,
+    StorageError,
+    UnknownOutcome,
+)
 from stepwell.nodes.control import undoing
+from stepwell.nodes.effect_calls.run_effects import unknown_in
 from stepwell.nodes.events import current_trace
 from stepwell.nodes.queue import children
 from stepwell.nodes.run import deaths, lease
@@ -45,7 +55,7 @@ async def execute(run: Execution, journal: Journal, params: Mapping[str, Any]) -
                     journal.submitted["span"] = trace
                 if journal.handed_over and journal.mailbox.cancel is None:
                     run.end("run.parked", parked=await _last_commit(run, journal.hand_over()))
-                    wake_workers(slot.storage, flow_index(journal.flow, journal.revision))
+                    wake_workers(journal.slot.storage, flow_index(journal.flow, journal.revision))
                     return journal.shared
                 parked = await _last_commit(run, journal.park())
                 if parked is not None:
@@ -120,6 +130,8 @@ async def _run_to_end(run: Execution, journal: Journal, params: Mapping[str, Any
             # The run was cancelled, and its nodes cannot be undone.
             raise
         try:
+            if (unknown := unknown_in(error)) is not None:
+                await _stick(run, journal, unknown)
             await _fail(run, journal, error)
         except RunStuck as stuck:
             raise stuck from error
@@ -131,6 +143,20 @@ async def _run_to_end(run: Execution, journal: Journal, params: Mapping[str, Any
         raise
     await release(journal)
     run.end("run.finished")
+
+
+async def _stick(run: Execution, journal: Journal, unknown: UnknownOutcome) -> None:
+    """Commit that the outcome of an effect is unknown, and raise ``RunStuck``."""
+    reason = (
+        f"the outcome of {quoted(unknown.name)} in {unknown.place} is unknown: say what it was with flow.complete(), "
+        "or let it run again with flow.retry()"
+    )
+    await journal.stick(reason)
+    await release(journal)
+    logger.warning("run %s of flow %s is stuck: %s", quoted(journal.flow_id), quoted(journal.flow), reason)
+    stuck = RunStuck(journal.flow_id, reason)
+    run.end("run.stuck", error=stuck)
+    raise stuck
 
 
 async def _fail(run: Execution, journal: Journal, error: Exception) -> None:

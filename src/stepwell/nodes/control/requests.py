@@ -30,6 +30,7 @@ from stepwell.errors import (
 )
 from stepwell.nodes.control import moving, runs, undoing
 from stepwell.nodes.control.fitting import fitting_answer, fitting_signal
+from stepwell.nodes.effect_calls.run_effects import opened_effects, row_of_effect
 from stepwell.nodes.graph.building import NodeGraph
 from stepwell.nodes.graph.plan import program_of
 from stepwell.nodes.queue import children, partitions
@@ -37,7 +38,17 @@ from stepwell.nodes.run import lease, mail, monitor, waits
 from stepwell.nodes.run.errors import failure_of
 from stepwell.nodes.run.ids import WaitId, flow_of_wait
 from stepwell.nodes.run.notices import ends_of, wake_waiters, wake_workers
-from stepwell.nodes.run.table import FORMER, GRAPH, MAIL, REPLY, flow_index, held_table, table_of, unpacked
+from stepwell.nodes.run.table import (
+    FORMER,
+    GRAPH,
+    MAIL,
+    REPLY,
+    flow_index,
+    held_table,
+    owner_of_part,
+    table_of,
+    unpacked,
+)
 from stepwell.options import check_choice, check_instance, check_number, check_text, check_whole
 from stepwell.record import RUNS, Place, Queue, Range, Stored
 from stepwell.slot import Slot
@@ -45,13 +56,16 @@ from stepwell.storage import Storage
 from stepwell.storage.operations import Get
 
 if TYPE_CHECKING:
+    from stepwell.effects import Effect
     from stepwell.nodes.graph.base import BaseFlow
 
-__all__ = ["Retried", "answer", "cancel", "pause", "retry", "signal", "update"]
+__all__ = ["Retried", "answer", "cancel", "complete", "pause", "retry", "signal", "update"]
 
 #: The statuses of runs that can be retried.
 Retried = Literal["failed", "stuck", "paused"]
 
+#: The seconds for which ``complete`` waits for another call that holds the run.
+COMPLETE_WAIT = 2.0
 #: The first and the longest pause, in seconds, between two checks whether a run has ended.
 _FIRST_POLL, _LONGEST_POLL = 0.01, 0.25
 
@@ -369,20 +383,86 @@ async def _retry(
                         f"start a new run of flow {quoted(flow._title())} instead"
                     )
                 return False
-            index = flow_index(slot.place.flow or "", slot.place.revision or 1)
-            partition = table.get("partition")
-            queue = Queue(index, table.get("priority", 0))
             parts = None if at is None else await moving.move(flow, slot, at)
-            if partition is not None:
-                queue = partitions.queue_of(flow._title(), partition)
-            await lease.retry(slot, queue, parts)
+            # The calls whose outcome is unknown run again.
+            unknown = [] if table["status"] != "stuck" else list(await _unknown_effects(slot))
+            await lease.retry(slot, _queue_of(flow, slot, table), parts, dropped_parts=unknown)
     except (Busy, LeaseLost):
         # Another process resumes it. The claim is lost if this process was suspended.
         return False
-    if partition is not None:
-        await partitions.promote(storage, flow._title(), partition)
-    wake_workers(storage, index)
+    await _start_queued(flow, slot, table)
     return True
+
+
+async def complete(flow: BaseFlow, flow_id: str, node: str, result: Any, item: int | None, *, storage: Storage) -> None:
+    """Say what a call of a stuck run, whose outcome is unknown, has returned, and put the run into its queue again."""
+    check_text(node, "node={}: give the path of the node")
+    check_whole(item, "item={}: give the index of an item, or None", least=0, optional=True)
+    try:
+        async with lease.hold(storage, flow_id, wait=COMPLETE_WAIT) as slot:
+            table = held_table(slot)
+            if table is None:
+                raise UnknownRun(flow_id, state_only=slot.found)
+            _check_flow(flow, flow_id, slot.place, "completed")
+            if table["status"] != "stuck":
+                raise UsageError(
+                    f"run {quoted(flow_id)} is {table['status']}; only a run that is stuck has calls whose outcome is "
+                    "unknown"
+                )
+            effects = await _unknown_effects(slot)
+            wanted = f"{node}:" if item is None else f"{node}:{_visit_of(effects, node)}.{item}."
+            found = {name: each for name, each in effects.items() if name.partition(":")[2].startswith(wanted)}
+            if len(found) != 1:
+                raise UsageError(_not_one(flow_id, node, item, effects, several=bool(found)))
+            ((name, effect),) = found.items()
+            try:
+                part = slot.seal_part(name, row_of_effect(effect.returned(result)))
+            except EncodeError as error:
+                raise Unstorable(node, "the result", error.type_name, error.why) from error
+            await lease.retry(slot, _queue_of(flow, slot, table), parts={name: part})
+    except Busy as busy:
+        raise RunBusy(flow_id, COMPLETE_WAIT) from busy
+    await _start_queued(flow, slot, table)
+
+
+async def _unknown_effects(slot: Slot) -> dict[str, Effect]:
+    """Return the calls of a held run whose outcome is unknown, by the names of their parts."""
+    _, parts = await slot.parts_of_others("effect:")
+    return {name: effect for name, effect in opened_effects(parts).items() if effect.unknown}
+
+
+def _visit_of(effects: Iterable[str], node: str) -> str:
+    """Return the visit of a node that was interrupted."""
+    return next((name.rpartition(":")[2].partition(".")[0] for name in effects if owner_of_part(name) == node), "")
+
+
+def _not_one(flow_id: str, node: str, item: int | None, effects: Mapping[str, Effect], *, several: bool) -> str:
+    """Return why a call whose outcome is unknown was not found."""
+    places = [f"node {quoted(owner_of_part(name))}{_item_text(name)} ({each.name})" for name, each in effects.items()]
+    known = f"unknown are {', '.join(places)}" if places else "the outcome of none of its calls is unknown"
+    if several:
+        return f"several calls of node {quoted(node)} of run {quoted(flow_id)} have no outcome; give item=: {known}"
+    of_item = "" if item is None else f", item {item},"
+    return f"run {quoted(flow_id)} has no call at node {quoted(node)}{of_item} without an outcome; {known}"
+
+
+def _item_text(part: str) -> str:
+    item = part.rpartition(":")[2].split(".")[1]
+    return f", item {item}" if item else ""
+
+
+def _queue_of(flow: BaseFlow, slot: Slot, table: Mapping[str, Any]) -> Queue:
+    """Return the queue of a held run that a worker continues."""
+    if "partition" in table:
+        return partitions.queue_of(flow._title(), table["partition"])
+    return Queue(flow_index(slot.place.flow or "", slot.place.revision or 1), table.get("priority", 0))
+
+
+async def _start_queued(flow: BaseFlow, slot: Slot, table: Mapping[str, Any]) -> None:
+    """Let a worker take a run that was put into its queue again."""
+    if "partition" in table:
+        await partitions.promote(slot.storage, flow._title(), table["partition"])
+    wake_workers(slot.storage, flow_index(slot.place.flow or "", slot.place.revision or 1))
 
 
 def _cannot_be_undone(table: Mapping[str, Any]) -> bool:

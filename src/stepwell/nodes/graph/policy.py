@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, Self, TypeVar, overload
 
 from stepwell._secrets import quoted
+from stepwell.effects import Replay, check_replay
 from stepwell.errors import InvalidOption
 from stepwell.options import check_number, check_whole
 
@@ -29,6 +30,7 @@ class ExecPolicy:
     retry_on: type[Exception] | tuple[type[Exception], ...] = Exception
     timeout: float | None = None
     inline: bool = False
+    replay: Replay = "safe"
 
     def __post_init__(self) -> None:
         check_whole(
@@ -37,6 +39,7 @@ class ExecPolicy:
         for name, least in (("wait", 0), ("backoff", 1), ("jitter", 0)):
             value = getattr(self, name)
             check_number(value, f"{name}={{}}: give a number of at least {least}", least=least)
+        check_replay(self.replay)
         check_number(self.timeout, "timeout={}: give seconds above 0, or None", above=0, optional=True)
         kinds = self.retry_on if isinstance(self.retry_on, tuple) else (self.retry_on,)
         if not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds):
@@ -44,8 +47,8 @@ class ExecPolicy:
 
     @property
     def plain(self) -> bool:
-        """Whether there is one attempt, without a timeout."""
-        return self.max_retries == 1 and self.timeout is None
+        """Whether there is one attempt, without a timeout, that may run again after a crash."""
+        return self.max_retries == 1 and self.timeout is None and self.replay == "safe"
 
     def delay(self, attempt: int) -> float:
         """Return the seconds to wait after a failed attempt; the first attempt is 1."""

@@ -26,6 +26,7 @@ from stepwell.errors import (
     Unstorable,
     VersionChanged,
 )
+from stepwell.nodes.effect_calls.run_effects import RunEffects, is_effect
 from stepwell.nodes.graph.loaded import loaded_at
 from stepwell.nodes.graph.shape import Shape, check_renamed
 from stepwell.nodes.history import BEFORE, HISTORY, LONGEST_BEFORE, PARTS, TRAIL, VALUES, WITH_VALUES, Recorder, shown
@@ -81,6 +82,13 @@ class Journal:
         self.flow_id: str = flow_id
         self.parts: RunParts = RunParts(slot)
         self.mailbox: Mailbox = Mailbox(slot, self.parts, flow_id)
+        self.effects: RunEffects = RunEffects(
+            self.parts,
+            slot.storage.seal(slot.address),
+            flow_id,
+            save=self.save_effects,
+            loop=lambda: slot.storage.loop,
+        )
         self.errors: RunErrors = RunErrors(self.now)
         self.program = program
         self.flow = flow
@@ -255,22 +263,61 @@ class Journal:
             self._fill()
             await self._commit(node, keep=True, timers=self._watch(), memo=memo, queue=queue)
             self._saved, self.entered = saving, None
-            version, known = self.slot.version, self.mailbox.version
-            others_wrote = known is not None and (version is None or version.number != known.number + 1)
-            if others_wrote:
-                await self.mailbox.look()
-            else:
-                self.mailbox.version = version
+            others_wrote = await self._look_at_mail()
             if between_nodes and self.mailbox.unmerged:
                 await self._look_for_fields()
         finally:
-            self._saving = False
-            for waiter in self._waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
-            self._waiters.clear()
+            self._end_save()
         if others_wrote and self._is_cancelled():
             raise asyncio.CancelledError
+
+    async def save_effects(self, node: str) -> None:
+        """Commit the effects that are not stored yet, and nothing else.
+
+        The node that has called them runs, so its changes of the shared state are not complete.
+        """
+        while self._saving:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            await waiter
+        if self.broken is not None:
+            raise self.broken
+        pending = {name: part for name, part in self.parts.pending.items() if part is not None and is_effect(name)}
+        if not pending:
+            # The commit of another branch or item has written them too.
+            return
+        self._saving = True
+        try:
+            for name in pending:
+                del self.parts.pending[name]
+            unchanged = Changes(self.slot.stored_data, {}, (), {}, {})
+            try:
+                await self.slot.commit(keep=True, parts=pending, changes=unchanged)
+            except Exception as error:
+                self.broken = self._explained(node, error)
+                if self.broken is error:
+                    raise
+                raise self.broken from error
+            self._clock_at, self._clock_base = monotonic(), self.slot.now
+            await self._look_at_mail()
+        finally:
+            self._end_save()
+
+    async def _look_at_mail(self) -> bool:
+        """Read mail if another writer has written the record since the last commit; return whether one has."""
+        version, known = self.slot.version, self.mailbox.version
+        if known is not None and (version is None or version.number != known.number + 1):
+            await self.mailbox.look()
+            return True
+        self.mailbox.version = version
+        return False
+
+    def _end_save(self) -> None:
+        self._saving = False
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiters.clear()
 
     def _is_cancelled(self) -> bool:
         """Return whether mail has cancelled the run while its nodes run."""
@@ -489,7 +536,8 @@ class Journal:
             # The answer may be wrong, so the wait accepts another one, under a new id.
             table["open"] = inside | {path: asked_again(inside[path]) for path in refused}
         set_table(self.slot, table)
-        await self.slot.commit(timers=end_timers(table, self.now()))
+        # If the run is retried, the node calls effects again that have raised.
+        await self.slot.commit(timers=end_timers(table, self.now()), dropped_parts=self.effects.names_of_raised())
         return refused
 
     async def stick(self, reason: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stepwell.nodes.history import BEFORE, HISTORY, VALUES
@@ -64,8 +64,10 @@ async def pause(slot: Slot, mail: Iterable[str]) -> None:
     await slot.commit(timers={}, queue=None, dropped_parts=tuple(mail))
 
 
-async def retry(slot: Slot, queue: Queue, parts: Mapping[str, Any] | None = None) -> None:
-    """Commit that a run waits in a queue to continue at its position, with these parts, and release it."""
+async def retry(
+    slot: Slot, queue: Queue, parts: Mapping[str, Any] | None = None, dropped_parts: Sequence[str] = ()
+) -> None:
+    """Commit that a run waits in a queue to continue at its position, and release it; write and drop these parts."""
     table = run_table(slot)
     if table["status"] in ("failed", "stuck"):
         # Somebody has decided to go on, whatever time has passed.
@@ -75,7 +77,7 @@ async def retry(slot: Slot, queue: Queue, parts: Mapping[str, Any] | None = None
     if table["before"] == "queued":
         del table["before"]
     set_table(slot, table)
-    await slot.commit(timers=timeout_timer(table), queue=queue, parts=parts)
+    await slot.commit(timers=timeout_timer(table), queue=queue, parts=parts, dropped_parts=dropped_parts)
 
 
 async def interrupt(slot: Slot) -> None:

@@ -270,6 +270,7 @@ _PARTS: Final[Mapping[str, Any]] = {
     "items": list[Any],
     "done": list[list[Any]],
     "field": list[Any],
+    "effect": tuple[str, str, str, str | None, Any],
     "undo": tuple[str, int, Any],
     "history": str,
     "values": str,

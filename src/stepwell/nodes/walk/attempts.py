@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from time import perf_counter
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
-from stepwell.errors import NodeTimeout, Parked
+from stepwell.errors import NodeTimeout, Parked, UnknownOutcome
+from stepwell.nodes.effect_calls.run_effects import EXEC
 from stepwell.nodes.graph.hooks import call_hook, is_async
+from stepwell.nodes.run.branch import Park
 from stepwell.nodes.walk.threads import in_thread
 
 if TYPE_CHECKING:
@@ -61,12 +64,28 @@ async def attempt(
 ) -> Any:
     """Call ``exec`` until it succeeds, the attempts are used up, or its error is not one to retry.
 
-    The number of the attempt is a local variable, so concurrent items do not share it. ``failed`` is the error of a
-    first attempt that a chunk has made.
+    ``failed`` is the error of a first attempt that a chunk has made. An ``exec`` that must not run again after a crash
+    is an effect of its run.
     """
+    work = partial(_attempts, stage, cursor, node, value, call=call, failed=failed)
+    if stage.policy.replay == "never" and cursor.branch is not None:
+        effects, place = cursor.branch.journal.effects, cursor.effect_place(EXEC)
+        try:
+            return await effects.run_node(place, "never", work)
+        except (Park, Parked):
+            effects.forget(place)
+            raise
+    return await work()
+
+
+async def _attempts(
+    stage: Stage, cursor: Cursor, node: Any, value: Any, *, call: Call, failed: Exception | None
+) -> Any:
+    """Make the attempts. The number of the attempt is a local variable, so concurrent items do not share it."""
     run = cursor.run
     policy = stage.policy
     number = 1
+    effects = 0 if cursor.effects is None else cursor.effects[0]
     last_error: Exception | None = None
     try:
         while True:
@@ -77,8 +96,11 @@ async def attempt(
                     raise first
                 result = await call(stage, cursor, node, value)
             except Exception as error:
-                if run.cancelling(error) or isinstance(error, Parked):
+                if run.cancelling(error) or isinstance(error, Parked | UnknownOutcome):
                     # Cancelled work that fails must not be retried, and neither must work that waits.
+                    raise
+                if policy.replay == "never" and isinstance(error, NodeTimeout):
+                    # Nobody knows whether it has acted.
                     raise
                 last_error = error
                 if number >= policy.max_retries or not isinstance(error, policy.retry_on):
@@ -95,6 +117,8 @@ async def attempt(
             elif perf_counter() > run.yield_at:
                 await run.yield_now()
             number += 1
+            if cursor.effects is not None:
+                cursor.effects[0] = effects
     except asyncio.CancelledError as cancelled:
         # Cancelled between two attempts or before the fallback: keep the last error.
         if last_error is not None and cancelled.__context__ is None:

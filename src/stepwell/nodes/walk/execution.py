@@ -11,6 +11,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from stepwell.errors import TooManySteps
+from stepwell.nodes.effect_calls.run_effects import EffectPlace
 from stepwell.nodes.run.ids import new_flow_id
 from stepwell.nodes.walk.workgroup import group_of, left_by_task_group, past_cancellations
 from stepwell.options import check_whole
@@ -210,11 +211,22 @@ class Cursor:
     branch: Branch | None = None
     #: The attempts of the last ``exec`` that ended.
     attempts: int = 1
+    #: How many effects the step has called; shared with copies for threads.
+    effects: list[int] | None = None
     #: The last error that an edge ``"error"`` has caught in this branch.
     caught: CaughtError | None = None
 
     def copy(self) -> Cursor:
         return replace(self)
+
+    def effect_place(self, number: str | None = None) -> EffectPlace:
+        """Return the place of an effect; without a number, that of the next one in the step."""
+        if number is None:
+            if self.effects is None:
+                self.effects = [0]
+            self.effects[0] += 1
+            number = str(self.effects[0])
+        return EffectPlace(self.node, self.visit, self.item, number)
 
     def values(self) -> dict[str, Any]:
         """Return the fields of ``Step``, which can be sent to another process."""

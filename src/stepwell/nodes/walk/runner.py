@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from stepwell._secrets import quoted
 from stepwell.errors import InvalidAction, Parked, TooManySteps, UnknownAction, UsageError
+from stepwell.nodes.effect_calls.run_effects import unknown_in
 from stepwell.nodes.graph.base import END, BaseNode, apply_updates
 from stepwell.nodes.graph.hook_check import missing_prep
 from stepwell.nodes.graph.hooks import call_hook
@@ -130,11 +131,13 @@ async def walk(graph: Graph, cursor: Cursor, shared: Any, params: Mapping[str, A
         if not visit & 31 and perf_counter() > run.yield_at:
             await run.yield_now()
         if branch is not None:
-            started, cursor.attempts = monotonic(), 1
+            started, cursor.attempts, cursor.effects = monotonic(), 1, None
         if emit is not None:
             began = emit("node.started", cursor)
         exec_res: Any = _NONE
         try:
+            if branch is not None and stage.path in branch.journal.parts.loaded and not stage.commits_inside:
+                branch.journal.effects.check(stage.path, visit)
             node = copy_node(stage, params)
             if stage.execute is None and not stage.commits_inside:
                 prep_res = stage.prep(node, shared)
@@ -167,11 +170,12 @@ async def walk(graph: Graph, cursor: Cursor, shared: Any, params: Mapping[str, A
             if stage.undo is not None and exec_res is not _NONE and not isinstance(failure, Park):
                 # It is only post() that has failed.
                 _note_result(stage, cursor, node, exec_res)
-            if not _is_caught(graph, stage, cursor, failure):
+            edge = _edge_of(graph, stage, cursor, failure)
+            if edge is None:
                 if failure is error:
                     raise
                 raise failure from (None if isinstance(failure, Park) else error)
-            action, following = "error", await _follow_error(graph, stage, cursor, failure, started)
+            action, following = edge, await _follow_error(graph, stage, cursor, failure, started, edge=edge)
         else:
             if emit is not None:
                 emit("node.finished", cursor, began=began)
@@ -209,27 +213,29 @@ def _note_result(stage: Stage, cursor: Cursor, node: BaseNode, result: Any) -> N
         cursor.run.completed.append((stage, node, cursor.visit, result))
 
 
-def _is_caught(graph: Graph, stage: Stage, cursor: Cursor, failure: BaseException) -> bool:
-    """Return whether the edge ``"error"`` of a node catches its final error.
+def _edge_of(graph: Graph, stage: Stage, cursor: Cursor, failure: BaseException) -> str | None:
+    """Return the edge of a node that catches its final error: ``"unknown"`` an unknown outcome, ``"error"`` all others.
 
     An action without an edge and too many steps are errors of the graph, not of the node.
     """
-    return (
+    edge = "error" if unknown_in(failure) is None else "unknown"
+    caught = (
         isinstance(failure, Exception)
         and graph.flow._catches
-        and "error" in stage.edges
+        and edge in stage.edges
         and not isinstance(failure, InvalidAction | TooManySteps | UnknownAction)
         # After a failed commit the run has no position to go on from.
         and (cursor.branch is None or cursor.branch.journal.broken is None)
         and not cursor.run.cancelling(failure)
     )
+    return edge if caught else None
 
 
 async def _follow_error(
-    graph: Graph, stage: Stage, cursor: Cursor, error: BaseException, started: float
+    graph: Graph, stage: Stage, cursor: Cursor, error: BaseException, started: float, *, edge: str
 ) -> Stage | None:
     """Complete a node whose error was caught, and return the next one."""
-    following = stage.edges["error"]
+    following = stage.edges[edge]
     attempts = 1 if stage.commits_inside else cursor.attempt
     visit = cursor.run.visits[stage.index]
     cursor.node, cursor.visit, cursor.item, cursor.attempt = stage.path, visit, None, 1

@@ -67,6 +67,8 @@ async def in_thread(
     job = Job(function, args)
     pool = pool or shared_pool()
     context = contextvars.copy_context()
+    if cursor.branch is not None and cursor.effects is None:
+        cursor.effects = [0]
     # A copy of the position, because the run continues while an abandoned thread still reads it.
     context.run(enter, cursor.copy())
     try:
