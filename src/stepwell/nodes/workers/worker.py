@@ -8,7 +8,7 @@ import inspect
 import logging
 import os
 import signal
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -27,6 +27,7 @@ from stepwell.errors import (
     RunCancelled,
     RunFinished,
     RunStuck,
+    StepwellError,
     StorageError,
     StoredDataError,
     UnknownRun,
@@ -38,13 +39,15 @@ from stepwell.nodes.queue import partitions
 from stepwell.nodes.queue.limits import Limit
 from stepwell.nodes.run.errors import summary_of
 from stepwell.nodes.run.notices import partitions_topic
+from stepwell.nodes.run.table import flow_indexes
 from stepwell.nodes.walk.execution import Drain, check_concurrency
-from stepwell.nodes.workers.left_runs import runs_of_dead_processes
+from stepwell.nodes.workers.left_runs import of_dead_processes, soon_due
 from stepwell.nodes.workers.run_sources import DueRuns, RunSource, sources_of
 from stepwell.nodes.workers.schedule import Schedule
 from stepwell.nodes.workers.stored import ScheduleTimers
 from stepwell.options import check_function, check_instance, check_number
 from stepwell.record import RUNS, Address
+from stepwell.storage.operations import Get
 from stepwell.storage.presence import Presence
 from stepwell.storage.state_storage import is_configured
 from stepwell.storage.transport.starting import when_available
@@ -56,6 +59,7 @@ if TYPE_CHECKING:
     from stepwell.nodes.run.table import Status
     from stepwell.nodes.walk.execution import Execution
     from stepwell.storage import Storage
+    from stepwell.storage.listing import Due
 
     #: Called with a run that has failed or is stuck.
     RunCallback = Callable[[Run], Awaitable[object] | object]
@@ -169,7 +173,8 @@ class RunWorker:
         await self._storage.open()
         try:
             # Raises here if the storage does not support deadlines or queues.
-            await self._storage.due(RUNS, limit=1)
+            indexes = {name: flow_indexes(name, flow.revision) for name, flow in self._flows.items()}
+            soon = await soon_due(self._storage, [index for each in indexes.values() for index in each])
             await self._storage.queued(RUNS, "-", limit=1)
             for schedule in self._schedules:
                 await schedule.declare(self._storage)
@@ -189,7 +194,7 @@ class RunWorker:
             self._unlisten.append(self._storage.listen(partitions_topic(name), self._repair_now.set))
         repairing = poll(self._repairs.check, self._rest, "partitions")
         self._repairing = asyncio.get_running_loop().create_task(repairing, name="stepwell-partitions")
-        self._taking_over = asyncio.get_running_loop().create_task(self._take_over(), name="stepwell-take-over")
+        self._taking_over = asyncio.get_running_loop().create_task(self._take_over(soon), name="stepwell-take-over")
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -242,12 +247,23 @@ class RunWorker:
         if tasks:
             await asyncio.wait(tasks)
 
-    async def _take_over(self) -> None:
-        """Take the runs whose runner has died on this machine, without waiting for their leases."""
+    async def _take_over(self, soon: list[Due]) -> None:
+        """Take those runs whose runner has died on this machine, without waiting for their leases."""
+        left = [address async for address in of_dead_processes(self._storage, soon)]
         dispatcher = dispatcher_of(self._storage)
-        for source in self._sources:
-            if isinstance(source, DueRuns):
-                await dispatcher.serve_all(source, runs_of_dead_processes(self._storage, source.flow))
+        try:
+            for source in self._sources:
+                if isinstance(source, DueRuns) and left:
+                    await dispatcher.serve_all(source, self._of_flow(source.flow, left))
+        except StepwellError as error:
+            logger.info("the runs of processes that have died are taken when their leases end (%s)", error)
+
+    async def _of_flow(self, flow: NodeFlow, left: list[Address]) -> AsyncGenerator[Address, None]:
+        """Yield those of the runs that are runs of a flow."""
+        for address in left:
+            stored = await self._storage.perform(Get(address))
+            if stored is not None and (await self._storage.read_head(address, stored)).place.flow == flow._title():
+                yield address
 
     async def run(self, *, wait_for_storage: bool = True, health: int | None = None) -> None:
         """Work until SIGTERM or Ctrl-C, then stop as :meth:`stop` does.
