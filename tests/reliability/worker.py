@@ -25,6 +25,7 @@ from stepwell import open_storage
 from tests.reliability import (
     child_roles,
     control_roles,
+    effect_roles,
     failover_roles,
     log_roles,
     queue_roles,
@@ -38,7 +39,7 @@ from tests.reliability import (
 )
 
 MODULES = (
-    *(roles, run_roles, queue_roles, control_roles, child_roles, saga_roles),
+    *(roles, run_roles, queue_roles, control_roles, child_roles, saga_roles, effect_roles),
     *(storm_roles, log_roles, stream_roles, thread_roles, timer_roles, failover_roles),
 )
 
