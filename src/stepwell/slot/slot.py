@@ -337,7 +337,8 @@ class Slot(Lease):
                 limit=seal.limit,
                 queue=queue,
             )
-        await self._check_lost()
+        if self._claiming or self._lost:
+            await self._check_lost()
         guard = Guard(token=self._token, base=self.base, version=only_version, absent=only_absent)
         then: Literal["keep", "release"] = "keep" if keep else "release"
         apply = Apply(address=self.address, change=change, guard=guard, then=then, lease=self._lease)
@@ -373,7 +374,8 @@ class Slot(Lease):
         """
         if not self._holding:
             raise UsageError("this slot is not held; a commit without keep=True has released it")
-        await self._check_lost()
+        if self._claiming or self._lost:
+            await self._check_lost()
         written: Apply | None = None
 
         def apply(address: Address, change: Change, guard: Guard) -> Apply:

@@ -238,10 +238,20 @@ class Journal:
         slot.place = Place(self.flow, self.positions[""] or None, self._revision)
         set_table(slot, table)
 
-    async def save(self, node: str, *, memo: Any = KEEP, queue: Keep | None = KEEP, between_nodes: bool = True) -> None:
+    async def save(
+        self,
+        node: str,
+        *,
+        memo: Any = KEEP,
+        queue: Keep | None = KEEP,
+        between_nodes: bool = True,
+        only_effects: bool = False,
+    ) -> None:
         """Commit the position; ``node`` is the node that has just completed, for errors, empty at the start.
 
         ``between_nodes``: no node or branch runs, so the shared state gets the fields that others have merged.
+        ``only_effects``: commit the effects that are not stored yet, and nothing else, because the node that has called
+        them runs, and its changes of the shared state are not complete.
         """
         self._changes += 1
         mine = self._changes
@@ -258,66 +268,50 @@ class Journal:
         if self.broken is not None:
             # The changes of a failed commit are missing, so no later commit may follow it.
             raise self.broken
+        if only_effects and not any(part is not None and is_effect(name) for name, part in self.parts.pending.items()):
+            # The effects of another branch or item were written together with these.
+            return
         self._saving, saving = True, self._changes
         try:
-            self._fill()
-            await self._commit(node, keep=True, timers=self._watch(), memo=memo, queue=queue)
-            self._saved, self.entered = saving, None
-            others_wrote = await self._look_at_mail()
+            if only_effects:
+                await self._commit_effects(node)
+            else:
+                self._fill()
+                await self._commit(node, keep=True, timers=self._watch(), memo=memo, queue=queue)
+                self._saved, self.entered = saving, None
+            version, known = self.slot.version, self.mailbox.version
+            others_wrote = known is not None and (version is None or version.number != known.number + 1)
+            if others_wrote:
+                await self.mailbox.look()
+            else:
+                self.mailbox.version = version
             if between_nodes and self.mailbox.unmerged:
                 await self._look_for_fields()
         finally:
-            self._end_save()
+            self._saving = False
+            for waiter in self._waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+            self._waiters.clear()
         if others_wrote and self._is_cancelled():
             raise asyncio.CancelledError
 
     async def save_effects(self, node: str) -> None:
-        """Commit the effects that are not stored yet, and nothing else.
+        """Commit the effects that are not stored yet, and nothing else."""
+        await self.save(node, between_nodes=False, only_effects=True)
 
-        The node that has called them runs, so its changes of the shared state are not complete.
-        """
-        while self._saving:
-            waiter = asyncio.get_running_loop().create_future()
-            self._waiters.append(waiter)
-            await waiter
-        if self.broken is not None:
-            raise self.broken
-        pending = {name: part for name, part in self.parts.pending.items() if part is not None and is_effect(name)}
-        if not pending:
-            # The commit of another branch or item has written them too.
-            return
-        self._saving = True
+    async def _commit_effects(self, node: str) -> None:
+        effects = {name: part for name, part in self.parts.pending.items() if part is not None and is_effect(name)}
+        for name in effects:
+            del self.parts.pending[name]
         try:
-            for name in pending:
-                del self.parts.pending[name]
-            unchanged = Changes(self.slot.stored_data, {}, (), {}, {})
-            try:
-                await self.slot.commit(keep=True, parts=pending, changes=unchanged)
-            except Exception as error:
-                self.broken = self._explained(node, error)
-                if self.broken is error:
-                    raise
-                raise self.broken from error
-            self._clock_at, self._clock_base = monotonic(), self.slot.now
-            await self._look_at_mail()
-        finally:
-            self._end_save()
-
-    async def _look_at_mail(self) -> bool:
-        """Read mail if another writer has written the record since the last commit; return whether one has."""
-        version, known = self.slot.version, self.mailbox.version
-        if known is not None and (version is None or version.number != known.number + 1):
-            await self.mailbox.look()
-            return True
-        self.mailbox.version = version
-        return False
-
-    def _end_save(self) -> None:
-        self._saving = False
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-        self._waiters.clear()
+            await self.slot.commit(keep=True, parts=effects, changes=Changes(self.slot.stored_data, {}, (), {}, {}))
+        except Exception as error:
+            self.broken = self._explained(node, error)
+            if self.broken is error:
+                raise
+            raise self.broken from error
+        self._clock_at, self._clock_base = monotonic(), self.slot.now
 
     def _is_cancelled(self) -> bool:
         """Return whether mail has cancelled the run while its nodes run."""
