@@ -26,7 +26,7 @@ from stepwell.errors import InvalidOption, UsageError
 from stepwell.fsm import Router, Update, keys
 from stepwell.options import check_choice, check_function, check_instance, check_number, check_text, check_whole
 from stepwell.turns.admission import Admission, Admissions, calls_of
-from stepwell.turns.base import Send, TurnsBase
+from stepwell.turns.base import RunnerBase, Send, TurnsBase
 from stepwell.turns.clock import StorageClock
 from stepwell.turns.control import Controls, Decided
 from stepwell.turns.events import MessageTaken, TurnEnded, TurnEvent, TurnStarted, TurnSubscriber, call_subscribers
@@ -126,7 +126,7 @@ class Turns(TurnsBase):
         self.subscribers: list[TurnSubscriber] = []
         self.clock: StorageClock = StorageClock(self.storage)
         #: The runner of this process, while there is one.
-        self.runner = None
+        self.runner: RunnerBase | None = None
         self._key = keys.strategy(identity if identity is not None else key)
         self._accepts = accepts or is_message
         self._update_id = update_id
