@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from base64 import b64decode
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from stepwell.botapi import KeyboardButton, Person
 from stepwell.errors import UsageError
 from stepwell.playground.events import undo
 from stepwell.playground.events.replay import replay as replay_chat
+from stepwell.playground.played import Play
 from stepwell.playground.rooms import PICTURES
-
-if TYPE_CHECKING:
-    from stepwell.playground.play import Playground
 
 __all__ = ["ACTIONS", "LARGEST", "Action"]
 
 Given: TypeAlias = dict[str, Any]
-Action: TypeAlias = Callable[["Playground", Given], Awaitable[Given | None]]
+Action: TypeAlias = Callable[[Play, Given], Awaitable[Given | None]]
 
 MAX_TEXT, MAX_CAPTION, MAX_NAME = 4096, 1024, 64
 #: Ten pictures as base64, of the size to which the page reduces them.
@@ -27,12 +25,12 @@ MAX_PEOPLE, MAX_ROOMS, MAX_TOPICS = 12, 12, 12
 BURST = 10
 
 
-async def send(play: Playground, given: Given) -> None:
+async def send(play: Play, given: Given) -> None:
     """Send a message."""
     await _person(play, given).send(_text(given, "text", MAX_TEXT))
 
 
-async def send_photos(play: Playground, given: Given) -> None:
+async def send_photos(play: Play, given: Given) -> None:
     """Send pictures: one by itself, several as an album."""
     person, photos = _person(play, given), _photos(given)
     caption = _text(given, "text", MAX_CAPTION) if given.get("text") else ""
@@ -42,24 +40,24 @@ async def send_photos(play: Playground, given: Given) -> None:
         await person.send_album(*photos, caption=caption)
 
 
-async def edit_message(play: Playground, given: Given) -> None:
+async def edit_message(play: Play, given: Given) -> None:
     """Edit a message of the user."""
     await _person(play, given).edit(_text(given, "text", MAX_TEXT), message=_number(given, "message"))
 
 
-async def stop(play: Playground, given: Given) -> None:
+async def stop(play: Play, given: Given) -> None:
     """Press the Stop button of what the bot is writing."""
     await _person(play, given).stop()
 
 
-async def burst(play: Playground, given: Given) -> None:
+async def burst(play: Play, given: Given) -> None:
     """Send ten messages at once."""
     text = given.get("text")
     texts = [f"Message {n}" for n in range(1, BURST + 1)] if not text else [_text(given, "text", MAX_TEXT)] * BURST
     await _person(play, given).send_at_once(*texts)
 
 
-async def press(play: Playground, given: Given) -> None:
+async def press(play: Play, given: Given) -> None:
     """Press a button of a message or of the reply keyboard; one inside of a rich message by its data."""
     person = _person(play, given)
     number = given.get("message")
@@ -83,22 +81,22 @@ async def press(play: Playground, given: Given) -> None:
     await person.push(KeyboardButton(raw["text"], raw.get("callback_data"), types=number is None, raw=raw), message)
 
 
-async def repeat(play: Playground, given: Given) -> None:
+async def repeat(play: Play, given: Given) -> None:
     """Deliver the last update, or the one with this id, again."""
     play.world.redeliver(play.bot, given.get("update_id"))
 
 
-async def restart(play: Playground, given: Given) -> None:
+async def restart(play: Play, given: Given) -> None:
     """Kill the bot and start it again."""
     await play.restart()
 
 
-async def fire_timer(play: Playground, given: Given) -> None:
+async def fire_timer(play: Play, given: Given) -> None:
     """Fire a timer now."""
     await play.observer.time_out(*_record(given))
 
 
-async def edit_record(play: Playground, given: Given) -> None:
+async def edit_record(play: Play, given: Given) -> None:
     """Change the state and the data of a record."""
     state, data = given.get("state"), given.get("data")
     if state is not None:
@@ -108,23 +106,23 @@ async def edit_record(play: Playground, given: Given) -> None:
     await play.observer.edit(*_record(given), version=_text(given, "version", 100), state=state, data=data)
 
 
-async def clear_record(play: Playground, given: Given) -> None:
+async def clear_record(play: Play, given: Given) -> None:
     """End a conversation."""
     await play.observer.clear(*_record(given), version=_text(given, "version", 100))
 
 
-async def step_back(play: Playground, given: Given) -> Given:
+async def step_back(play: Play, given: Given) -> Given:
     """Undo the last update of a conversation."""
     undone = await undo.step_back(play, *_record(given))
     return {"undone": undone.title}
 
 
-async def start_over(play: Playground, given: Given) -> None:
+async def start_over(play: Play, given: Given) -> None:
     """Delete the records of a chat, and empty it."""
     await undo.start_over(play, play.room(_text(given, "room", 32)))
 
 
-async def replay(play: Playground, given: Given) -> Given:
+async def replay(play: Play, given: Given) -> Given:
     """Send a whole chat again."""
     done = await replay_chat(play, play.room(_text(given, "room", 32)).id)
     return {
@@ -133,14 +131,14 @@ async def replay(play: Playground, given: Given) -> Given:
     }
 
 
-async def copy_test(play: Playground, given: Given) -> Given:
+async def copy_test(play: Play, given: Given) -> Given:
     """Return a test of a chat."""
     person = _person(play, given)
     test = play.write_test(person)
     return {"file": test.file, "text": test.text}
 
 
-async def add_person(play: Playground, given: Given) -> Given:
+async def add_person(play: Play, given: Given) -> Given:
     """Add a user with a private chat, and to every group."""
     people = [user for user in play.world.users.values() if not user["is_bot"]]
     if len(people) >= MAX_PEOPLE:
@@ -154,7 +152,7 @@ async def add_person(play: Playground, given: Given) -> Given:
     return {"room": str(user), "user": user}
 
 
-async def add_group(play: Playground, given: Given) -> Given:
+async def add_group(play: Play, given: Given) -> Given:
     """Add a group with all users in it."""
     groups = [room.id for room in play.world.rooms.values() if room.id < 0]
     if len(groups) >= MAX_ROOMS:
@@ -166,7 +164,7 @@ async def add_group(play: Playground, given: Given) -> Given:
     return {"room": str(room.id)}
 
 
-async def add_topic(play: Playground, given: Given) -> Given:
+async def add_topic(play: Play, given: Given) -> Given:
     """Add a topic to a group, which turns it into a forum."""
     person = _person(play, {**given, "thread": None})
     if len(person.room.topics) >= MAX_TOPICS:
@@ -176,7 +174,7 @@ async def add_topic(play: Playground, given: Given) -> Given:
     return {"thread": topic.thread}
 
 
-def _person(play: Playground, given: Given) -> Person:
+def _person(play: Play, given: Given) -> Person:
     thread = given.get("thread")
     return play.person(
         _text(given, "room", 32), _number(given, "user"), _number(given, "thread") if thread is not None else None

@@ -12,14 +12,12 @@ import logging
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepwell.botapi import load_world, save_world
 from stepwell.engine import quoted
 from stepwell.playground.events.group import EventGroup, GroupEvent
-
-if TYPE_CHECKING:
-    from stepwell.playground.play import Playground
+from stepwell.playground.played import Play
 
 __all__ = ["PlayHistory"]
 
@@ -39,7 +37,7 @@ class PlayHistory:
         self._written = ""
         self._task: asyncio.Task[None] | None = None
 
-    def load(self, play: Playground) -> None:
+    def load(self, play: Play) -> None:
         """Restore the chats. A file that cannot be read is ignored, and is replaced by the next write."""
         try:
             text = self.path.read_text()
@@ -50,11 +48,11 @@ class PlayHistory:
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             logger.warning("the history in %s cannot be read and is ignored: %r", self.path, error)
 
-    def start(self, play: Playground) -> None:
+    def start(self, play: Play) -> None:
         """Write each change from now on."""
         self._task = asyncio.create_task(self._follow(play), name="stepwell-playground-history")
 
-    async def stop(self, play: Playground) -> None:
+    async def stop(self, play: Play) -> None:
         """Write the last changes."""
         if self._task is not None:
             self._task.cancel()
@@ -62,7 +60,7 @@ class PlayHistory:
                 await self._task
         await self._write(play)
 
-    async def _follow(self, play: Playground) -> None:
+    async def _follow(self, play: Play) -> None:
         changed = play.board.watch()
         while True:
             await changed.wait()
@@ -70,7 +68,7 @@ class PlayHistory:
             changed.clear()
             await self._write(play)
 
-    async def _write(self, play: Playground) -> None:
+    async def _write(self, play: Play) -> None:
         # Encoded here, because another thread would see changes under way.
         text = json.dumps(_state(play), ensure_ascii=False, default=repr)
         if text != self._written:
@@ -90,12 +88,12 @@ def _replace(path: Path, text: str) -> None:
     new.replace(path)
 
 
-def _state(play: Playground) -> dict[str, Any]:
+def _state(play: Play) -> dict[str, Any]:
     groups = [asdict(group) for group in play.observer.timeline.groups]
     return {"format": FORMAT, **save_world(play.world, play.bot), "groups": groups}
 
 
-def _restore(play: Playground, state: dict[str, Any]) -> None:
+def _restore(play: Play, state: dict[str, Any]) -> None:
     if state["format"] != FORMAT:
         raise ValueError(f"format {quoted(state['format'])}")
     # Built first: a damaged file must leave no half of a history.

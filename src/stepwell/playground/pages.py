@@ -6,18 +6,16 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepwell.botapi import NotPossible
 from stepwell.engine import quoted
 from stepwell.errors import StepwellError, UsageError
 from stepwell.playground.actions import ACTIONS, LARGEST
+from stepwell.playground.played import Play
 from stepwell.playground.rooms import picture_of
 from stepwell.web.files import file_routes, not_found, page_files
 from stepwell.web.http import JSONResponse, Request, Response, Route, Starlette, StreamingResponse, object_of
-
-if TYPE_CHECKING:
-    from stepwell.playground.play import Playground
 
 __all__ = ["FILES", "make_app"]
 
@@ -29,7 +27,7 @@ MAX_REQUEST = 64 * 1024
 HEARTBEAT = 10.0
 
 
-def make_app(play: Playground) -> Any:
+def make_app(play: Play) -> Any:
     """Return the application, to be wrapped in ``AuthMiddleware``."""
 
     async def events(request: Request) -> Response:
@@ -63,7 +61,7 @@ def make_app(play: Playground) -> Any:
     )
 
 
-async def _events(play: Playground) -> AsyncIterator[bytes]:
+async def _events(play: Play) -> AsyncIterator[bytes]:
     async with aclosing(play.board.follow(HEARTBEAT)) as changes:
         async for sections in changes:
             text = json.dumps({"now": play.world.clock(), "sections": sections})

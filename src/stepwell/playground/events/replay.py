@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepwell.engine import quoted
 from stepwell.errors import UsageError
 from stepwell.playground.events.group import EventGroup
 from stepwell.playground.events.undo import erase
-
-if TYPE_CHECKING:
-    from stepwell.playground.play import Playground
+from stepwell.playground.played import Play
 
 __all__ = ["Replay", "replay"]
 
@@ -33,7 +31,7 @@ class Replay:
     differences: list[tuple[str, list[str], list[str]]] = field(default_factory=list)
 
 
-async def replay(play: Playground, chat: int) -> Replay:
+async def replay(play: Play, chat: int) -> Replay:
     """Send all messages and presses of a chat again, with its timers. Raise ``UsageError`` if a step is impossible."""
     groups = [group for group in play.observer.timeline.of_chat(chat) if group.kind in ("update", "timer", "edit")]
     if not any(group.update for group in groups):
@@ -67,7 +65,7 @@ def _before(groups: list[EventGroup]) -> dict[tuple[str, str], dict[str, Any]]:
     return found
 
 
-async def _send(play: Playground, group: EventGroup, ids: dict[int, int]) -> EventGroup | None:
+async def _send(play: Play, group: EventGroup, ids: dict[int, int]) -> EventGroup | None:
     """Repeat an update or a timer, and return its new group; ``None`` if it is not repeated."""
     timeline = play.observer.timeline
     last = timeline.groups[-1].n if timeline.groups else 0
@@ -90,7 +88,7 @@ async def _send(play: Playground, group: EventGroup, ids: dict[int, int]) -> Eve
     return None
 
 
-async def _act(play: Playground, group: EventGroup) -> bool:
+async def _act(play: Play, group: EventGroup) -> bool:
     assert group.update is not None
     message, query = group.update.get("message"), group.update.get("callback_query")
     if group.user is None or (message is None and query is None):

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepwell.botapi import Room, read_markup
 from stepwell.errors import UsageError
 from stepwell.playground.events.group import EventGroup
-
-if TYPE_CHECKING:
-    from stepwell.playground.play import Playground
+from stepwell.playground.played import Play
 
 __all__ = ["erase", "start_over", "step_back"]
 
 
-async def step_back(play: Playground, bot: str, key: str) -> EventGroup:
+async def step_back(play: Play, bot: str, key: str) -> EventGroup:
     """Undo the last write of a conversation: restore its record, and erase its update and all later ones.
 
     Return the group that was undone. What handlers did elsewhere, and edits of messages, are not undone.
@@ -31,7 +29,7 @@ async def step_back(play: Playground, bot: str, key: str) -> EventGroup:
     return undone
 
 
-async def start_over(play: Playground, room: Room) -> None:
+async def start_over(play: Play, room: Room) -> None:
     """Delete the records of a chat, and remove all its messages and events."""
     for bot, key in play.observer.places.keys_of(room.id):
         await play.observer.restore(bot, key, {})
@@ -41,7 +39,7 @@ async def start_over(play: Playground, room: Room) -> None:
         play.world.delete(room, number)
 
 
-def erase(play: Playground, groups: list[EventGroup]) -> None:
+def erase(play: Play, groups: list[EventGroup]) -> None:
     """Remove updates, their messages and answers, and their events."""
     updates = {group.update["update_id"] for group in groups if group.update is not None}
     queue = play.bot.updates
