@@ -55,10 +55,12 @@ NAMES = {
     ],
     "stepwell.engine": [
         "ANY", "Address", "Any_", "Applied", "Apply", "Batch", "Change", "Changes", "Claim", "Claimed", "Copied",
-        "DAY", "Due", "Entry", "Get", "GroupCommit", "Guard", "Head", "KEEP", "Keep", "LARGE_TEXT", "LAST_ENTRY",
-        "LOGS", "MASK", "NOWHERE", "NO_HEAD", "OpenedHead", "Operation", "Owner", "PROCESSES", "Page", "Place",
-        "QUARANTINE", "Query", "Queue", "RUNS", "Range", "Release", "ReservedNamespace", "Result", "RunBatch", "Seal",
-        "Slot", "StateCount", "Stored", "Struct", "TURNS", "Taken", "TimerSource", "Version", "WAKE",
+        "DAY", "Due", "Entry", "Get", "GroupCommit", "Guard", "Head", "KEEP", "Keep", "LARGE_TEXT",
+        "LAST_ENTRY", "LOGS", "MASK", "NOWHERE", "NO_HEAD", "OpenedHead", "Operation", "Owner", "PROCESSES", "Page",
+        "Place",
+        "QUARANTINE", "Query", "Queue", "REFUSED", "RUNS", "Range", "Release", "ReservedNamespace", "Result",
+        "RunBatch", "Seal", "Slot", "StateCount", "Stored", "Struct", "TURNS", "Taken", "TimerSource", "Version",
+        "WAKE",
         "as_storage", "background_loop", "backoff", "call_function", "check_name", "class_of", "count_extra",
         "count_records", "counted", "decode_key", "decode_name", "decode_namespace", "decode_value", "decoder",
         "displayed", "encode_key", "encode_namespace", "encode_value", "fingerprint", "from_json", "in_thread",
@@ -106,8 +108,9 @@ NAMES = {
         "OutcomeUnknown", "RecordReplaced", "Router", "StateEntered", "StateName", "StorageError",
         "StorageUnavailable", "StoredDataError", "TimerFired", "TooLarge", "TransitionError", "UnknownFlowError",
         "UnknownScheme", "UnknownStateError", "UnreachableState", "Unsupported", "Update", "UpdateHandled",
-        "UpdateReceived", "UsageError", "album", "button", "callback", "command", "fsm_flow", "fsm_in_flow",
-        "fsm_state", "keyboard", "keys", "kind", "remove_keyboard", "reply_keyboard", "state", "subscribe", "text",
+        "UpdateReceived", "UpdateSetAside", "UsageError", "album", "button", "callback", "command", "fsm_flow",
+        "fsm_in_flow", "fsm_state", "keyboard", "keys", "kind", "remove_keyboard", "reply_keyboard", "state",
+        "subscribe", "text",
     ],
 }  # fmt: skip
 
@@ -115,9 +118,10 @@ NAMES = {
 FOR_TOOLS = {
     "stepwell.fsm.engine": [
         "Conversation", "EXPIRY", "Extension", "FlowDescription", "HISTORY", "HandledUpdates", "Machine", "Peer",
-        "TIMEOUT", "after_end", "as_plain", "check_parameters", "describe", "diagram", "entry_times",
-        "is_unparsable", "opened_extension", "remembered", "report_refusal", "set_timer", "token_of", "with_entry",
-        "with_kept", "with_timers", "without_formatting",
+        "RefusedCall", "TIMEOUT", "after_end", "as_plain", "check_parameters", "describe", "diagram", "entry_times",
+        "is_unparsable", "opened_extension", "refused_calls", "refused_log", "remembered", "report_refusal",
+        "set_timer",
+        "token_of", "with_entry", "with_kept", "with_timers", "without_formatting",
     ],
     "stepwell.turns.engine": ["WORKING_PARTS", "status_of"],
     "stepwell.nodes.engine": [
@@ -127,6 +131,7 @@ FOR_TOOLS = {
     ],
     "stepwell.telegram.engine": [
         "Message", "Receive", "Send", "TELEGRAM", "call_at_start", "collect_less_often", "flows_beside",
+        "retry_aside", "updates_aside", "updates_in_inbox",
     ],
 }  # fmt: skip
 

@@ -25,6 +25,7 @@ __all__ = [
     "PROCESSES",
     "QUARANTINE",
     "RATES",
+    "REFUSED",
     "RUNS",
     "SCHEDULES",
     "SHOWN",
@@ -98,6 +99,8 @@ SHOWN: Final = ReservedNamespace('"shown"')
 INBOX: Final = ReservedNamespace('"inbox"')
 #: Conversations with an agent: their turns, waiting messages and history, with (bot, conversation) as key.
 TURNS: Final = ReservedNamespace('"turns"')
+#: Logs of calls that Telegram has refused, with (bot, chat) as key.
+REFUSED: Final = ReservedNamespace('"refused"')
 #: Copies of damaged records, with (namespace, key) of the original as key.
 QUARANTINE: Final = ReservedNamespace('"quarantine"')
 

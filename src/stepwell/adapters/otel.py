@@ -177,6 +177,8 @@ class UpdateTelemetry:
         self._duplicates = meter.create_counter("stepwell.duplicates", "{update}", "Updates handled before")
         self._errors = meter.create_counter("stepwell.errors", "{error}", "Updates and timers that failed")
         self._retries = meter.create_counter("stepwell.retries", "{attempt}", "Attempts that failed and were retried")
+        self._refused = meter.create_counter("stepwell.answers.refused", "{call}", "Calls that were refused")
+        self._aside = meter.create_counter("stepwell.updates.aside", "{update}", "Updates that were set aside")
         self._lost = meter.create_counter("stepwell.leases.lost", "{lease}", "Leases lost to another worker")
         self._duration = meter.create_histogram("stepwell.update.duration", "s", "From receipt to commit")
         self._waits = meter.create_histogram("stepwell.claim.wait", "s", "Wait for the claim of a busy record")
@@ -220,6 +222,10 @@ class UpdateTelemetry:
             case fsm.StateEntered(flow=flow, state=state) if flow is not None:
                 entered = otel_trace.get_current_span()
                 entered.add_event("state entered", {"stepwell.flow": flow, "stepwell.state": state or ""})
+            case fsm.AnswerRefused(method=method):
+                self._refused.add(1, bot | {"stepwell.method": method or ""})
+            case fsm.UpdateSetAside():
+                self._aside.add(1, bot)
             case fsm.TimerFired(late=late, error=error):
                 self._late.record(late, bot)
                 if error is not None:

@@ -49,6 +49,7 @@ from stepwell.fsm.events import (
     TimerFired,
     UpdateHandled,
     UpdateReceived,
+    UpdateSetAside,
     subscribe,
 )
 from stepwell.fsm.filters import Filter, album, callback, command, fsm_flow, fsm_in_flow, fsm_state, kind, text
@@ -115,6 +116,7 @@ __all__ = [
     "Update",
     "UpdateHandled",
     "UpdateReceived",
+    "UpdateSetAside",
     "UsageError",
     "album",
     "button",

@@ -75,6 +75,9 @@ class Machine:
     received: int = 0
     failed: int = 0
     retried: int = 0
+    #: How many calls were refused, and how many updates were set aside.
+    refused: int = 0
+    aside: int = 0
     #: The storage is open, and the bot is initialised.
     ready: bool
     #: A flow has ``on_enter`` or ``on_leave``.

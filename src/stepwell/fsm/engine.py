@@ -19,6 +19,7 @@ from stepwell.fsm.conversation.parameters import check_parameters
 from stepwell.fsm.flows.description import FlowDescription, describe
 from stepwell.fsm.flows.diagram import diagram
 from stepwell.fsm.refusals import report_refusal
+from stepwell.fsm.refused import RefusedCall, refused_calls, refused_log
 from stepwell.fsm.update import Peer
 from stepwell.texts import is_unparsable, without_formatting
 
@@ -32,6 +33,7 @@ __all__ = [
     "HandledUpdates",
     "Machine",
     "Peer",
+    "RefusedCall",
     "after_end",
     "as_plain",
     "check_parameters",
@@ -40,6 +42,8 @@ __all__ = [
     "entry_times",
     "is_unparsable",
     "opened_extension",
+    "refused_calls",
+    "refused_log",
     "remembered",
     "report_refusal",
     "set_timer",

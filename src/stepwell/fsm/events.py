@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from stepwell.errors import StepwellError
 from stepwell.fsm.base import Machine
 from stepwell.fsm.update import Update
 from stepwell.options import check_function, check_not_async
@@ -29,6 +28,7 @@ __all__ = [
     "TimerFired",
     "UpdateHandled",
     "UpdateReceived",
+    "UpdateSetAside",
     "add_subscriber",
     "emit",
     "subscribe",
@@ -272,7 +272,7 @@ class AnswerRefused(FSMEvent):
     """Telegram refused a call of a handler, timer or job for good, or the call could not be made. It is not repeated.
 
     Emitted by ``run_polling``, webhooks and a ``Sender``. The call itself is not in the event; ``on_send_error`` gets
-    it.
+    it, and ``stepwell outbox --refused`` lists the calls of the last days.
 
     Example::
 
@@ -295,7 +295,30 @@ class AnswerRefused(FSMEvent):
     #: The error code of the Bot API; ``None`` if the call could not be made, as with a missing file.
     code: int | None
     description: str
-    error: StepwellError
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateSetAside(FSMEvent):
+    """An update was set aside: it cannot be read, or its process has ended each time it was handled.
+
+    Emitted by ``run_polling`` and webhooks. ``stepwell inbox`` lists these updates.
+
+    Example::
+
+        def report(event):
+            if isinstance(event, UpdateSetAside):
+                print(event.update_id, event.chat, event.why)
+
+        fsm.subscribe(report)
+    """
+
+    #: ``None`` if it cannot be read.
+    update_id: int | None
+    chat: int | None
+    why: str
+    #: How often it was handled.
+    attempts: int
 
 
 FSMSubscriber: TypeAlias = Callable[[FSMEvent], object]

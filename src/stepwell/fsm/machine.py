@@ -259,6 +259,7 @@ class FSM(Machine):
         other = copy.copy(self)
         other.bot, other.ready, other._opened, other._entered = bot, False, False, 0
         other.deliveries, other.received, other.failed, other.retried = set(), 0, 0, 0
+        other.refused = other.aside = 0
         other._timers = None if self._timers is None else Timers(other)
         return other
 
@@ -282,7 +283,13 @@ class FSM(Machine):
         return await write(self, ctx, slot, keep=keep)
 
     def _counts(self) -> dict[str, int]:
-        return {"done": self.received, "failed": self.failed, "retried": self.retried}
+        return {
+            "done": self.received,
+            "failed": self.failed,
+            "retried": self.retried,
+            "refused": self.refused,
+            "aside": self.aside,
+        }
 
     def _warn(self, *, running: bool) -> None:
         if self._timers is not None and not self._warned:

@@ -9,10 +9,12 @@ from contextvars import ContextVar
 from typing import Any
 
 from stepwell.codec.json import Struct
-from stepwell.errors import BotApiError, StepwellError
+from stepwell.errors import BotApiError
 from stepwell.fsm.base import Machine
 from stepwell.fsm.events import AnswerRefused, emit, subscribers
+from stepwell.fsm.refused import keep_refused
 from stepwell.fsm.update import Update
+from stepwell.storage import Storage
 
 __all__ = ["Origin", "report_refusal", "sending"]
 
@@ -50,8 +52,13 @@ def sending(origin: Origin) -> Iterator[None]:
         _origin.reset(before)
 
 
-def report_refusal(logger: logging.Logger, call: Mapping[str, Any], error: StepwellError) -> None:
-    """Log a call that is refused for good and its origin, and emit ``AnswerRefused`` if the origin is known."""
+async def report_refusal(
+    logger: logging.Logger, call: Mapping[str, Any], error: Exception, *, bot: tuple[Storage, str] | None = None
+) -> None:
+    """Log a call that is refused for good. If its origin is known, keep it, and emit ``AnswerRefused``.
+
+    ``bot``: the storage and the name of the bot, for a call that is not of a conversation.
+    """
     origin = _origin.get()
     chat = call.get("chat_id")
     if chat is None and origin is not None and origin.update is not None and origin.update.chat is not None:
@@ -63,10 +70,18 @@ def report_refusal(logger: logging.Logger, call: Mapping[str, Any], error: Stepw
             about["key"] = origin.key
     told = ", ".join(f"{name} {value}" for name, value in about.items() if value is not None)
     logger.warning("a call was not sent: %s%s", error, f" ({told})" if told else "")
-    if origin is not None and (origin.fsm.subscribers or subscribers):
-        emit(
-            AnswerRefused, origin.fsm, origin.key, origin.fsm.address_of(origin.key),
-            update=origin.update, update_id=origin.update_id, handler=origin.handler_name, method=call.get("method"),
-            chat=chat, code=error.code if isinstance(error, BotApiError) else None,
-            description=error.description if isinstance(error, BotApiError) else str(error), error=error,
-        )  # fmt: skip
+    code = error.code if isinstance(error, BotApiError) else None
+    description = error.description if isinstance(error, BotApiError) else str(error) or type(error).__name__
+    if origin is None:
+        if bot is not None:
+            about = {"update_id": None, "handler": None, "method": call.get("method"), "chat": chat}
+            storage, name = bot
+            await keep_refused(storage, name, call, **about, code=code, description=description)
+        return
+    fsm = origin.fsm
+    fsm.refused += 1
+    known = {"update_id": origin.update_id, "handler": origin.handler_name, "method": call.get("method"), "chat": chat}
+    if fsm.subscribers or subscribers:
+        about = {"update": origin.update, "code": code, "description": description, "error": error}
+        emit(AnswerRefused, fsm, origin.key, fsm.address_of(origin.key), **known, **about)
+    await keep_refused(fsm.storage, fsm.bot, call, **known, code=code, description=description)

@@ -34,6 +34,8 @@ _HELP: Final = {
     "stepwell_handled_per_minute": "Updates or runs a minute, of all processes.",
     "stepwell_failed_per_minute": "Failed updates or runs a minute, of all processes.",
     "stepwell_retried_per_minute": "Failed attempts a minute after which an update was handled again.",
+    "stepwell_refused_per_minute": "Calls a minute that Telegram refused or that could not be sent in time.",
+    "stepwell_set_aside_per_minute": "Updates a minute that were set aside.",
     "stepwell_queue_wait_seconds": "Mean wait in the queue of the runs that workers have taken lately.",
     "stepwell_recovered_per_minute": "Runs a minute that were continued after the death of their runner.",
     "stepwell_leases_lost_per_minute": "Leases of runs a minute that were lost to another worker.",
@@ -89,6 +91,8 @@ def _processes(running: list[ProcessView]) -> Iterator[_Sample]:
         yield _Sample("stepwell_failed_per_minute", {"kind": kind}, sum(each.failed for each in these))
         if kind == "bot":
             yield _Sample("stepwell_retried_per_minute", {"kind": kind}, sum(each.retried for each in these))
+            yield _Sample("stepwell_refused_per_minute", {"kind": kind}, sum(each.refused for each in these))
+            yield _Sample("stepwell_set_aside_per_minute", {"kind": kind}, sum(each.aside for each in these))
             continue
         waits = [each.wait for each in these if each.wait is not None]
         if waits:

@@ -242,6 +242,23 @@ class Log:
                 self._notify()
                 return True
 
+    async def remove(self, number: int) -> bool:
+        """Remove one entry, and return whether there was one of this number. Numbers are not used again."""
+        check_whole(number, "remove() takes the number of an entry, not {}", least=1)
+        one = entries(number - 1, number + 1)
+        stored = await self._get(one)
+        if stored is None or not stored.parts:
+            return False
+
+        def make(known: Known) -> Change | None:
+            if known.version is None:
+                return None
+            fields = {"next": known.next, "gap": max(known.gap, number)}
+            return self._removal(known, one, fields, lambda first: first != number)
+
+        await self._tail().write(make, self._options)
+        return True
+
     async def clear(self) -> None:
         """Remove all entries. Later entries get new numbers."""
         await self._drop((await self._tail().read()).next - 1)

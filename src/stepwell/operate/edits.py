@@ -17,6 +17,7 @@ from stepwell.engine import (
     KEEP,
     LOGS,
     NO_HEAD,
+    REFUSED,
     Address,
     Applied,
     Apply,
@@ -197,7 +198,9 @@ async def records_of(storage: Storage, bot: str, *, user: int | None, chat: int 
     """Return the addresses of a user or a chat, with those of logs, and of deleted records that left a trace."""
     tag = _tag(user, chat)
     found = await storage.traces(encode_namespace(bot, storage.limits), tag, limit=limit)
-    return found + await storage.traces(LOGS, log_tag(bot, tag), limit=limit - len(found))
+    for namespace in (LOGS, REFUSED):
+        found += await storage.traces(namespace, log_tag(bot, tag), limit=limit - len(found))
+    return found
 
 
 async def forget_all(storage: Storage, bot: str, *, user: int | None, chat: int | None, who: str) -> int:

@@ -31,6 +31,9 @@ class ProcessView(NamedTuple):
     #: Runs a minute that it has continued after the death of their runner, and leases a minute that it has lost.
     recovered: float = 0.0
     lost: float = 0.0
+    #: How many calls a minute were refused, and how many updates were set aside.
+    refused: float = 0.0
+    aside: float = 0.0
 
 
 async def processes(storage: Storage, *, limit: int) -> list[ProcessView]:
@@ -63,4 +66,6 @@ def _view(kind: str, data: dict[str, Any], seen_at: float) -> ProcessView:
         float(data["waited"]) / float(data["taken"]) if data.get("taken") else None,
         float(data.get("recovered", 0)),
         float(data.get("lost", 0)),
+        float(data.get("refused", 0)),
+        float(data.get("aside", 0)),
     )

@@ -3,6 +3,18 @@
 from stepwell.telegram.calls.client import TELEGRAM
 from stepwell.telegram.receiving.beside import flows_beside
 from stepwell.telegram.receiving.polling import call_at_start, collect_less_often
+from stepwell.telegram.receiving.unfinished import retry_aside, updates_aside, updates_in_inbox
 from stepwell.telegram.receiving.webhook import Message, Receive, Send
 
-__all__ = ["TELEGRAM", "Message", "Receive", "Send", "call_at_start", "collect_less_often", "flows_beside"]
+__all__ = [
+    "TELEGRAM",
+    "Message",
+    "Receive",
+    "Send",
+    "call_at_start",
+    "collect_less_often",
+    "flows_beside",
+    "retry_aside",
+    "updates_aside",
+    "updates_in_inbox",
+]

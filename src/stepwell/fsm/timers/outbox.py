@@ -187,17 +187,20 @@ async def _send(fsm: Machine, entry: Entry | None, calls: list[dict[str, Any]]) 
                 except BotApiError as error:
                     if isinstance(error, BotUnavailable) and not is_last:
                         raise
-                    report_refusal(logger, calls[0], error)
-                except Exception:
+                    await report_refusal(logger, calls[0], error)
+                except Exception as error:
                     if not is_last:
                         raise
                     logger.exception("%s could not be sent and is dropped", calls[0].get("method"))
+                    await report_refusal(logger, calls[0], error)
                 del calls[0]
-    except Exception:
+    except Exception as error:
         if is_last:
             logger.exception(
                 "%s and the calls after it could not be sent in time and are dropped", calls[0].get("method")
             )
+            for call in calls:
+                await report_refusal(logger, call, error)
             calls.clear()
         else:
             logger.exception("%s could not be sent and will be retried", calls[0].get("method"))

@@ -9,14 +9,14 @@ from typing import Any
 from stepwell._secrets import quoted
 from stepwell.codec import decode_key, decode_namespace, encode_namespace
 from stepwell.errors import InvalidOption, StoredDataError, Unsupported
-from stepwell.record import INBOX, LOGS, PROCESSES, QUARANTINE, Address, ReservedNamespace
+from stepwell.record import INBOX, LOGS, PROCESSES, QUARANTINE, REFUSED, Address, ReservedNamespace
 from stepwell.storage.contract import Storage
 from stepwell.storage.listing import Query
 
 __all__ = ["OF_BOTS", "Selection", "belongs_to"]
 
 #: Namespaces with records of all bots, whose keys name the bot.
-OF_BOTS = (LOGS, INBOX, QUARANTINE)
+OF_BOTS = (LOGS, INBOX, REFUSED, QUARANTINE)
 #: The number of records of a page.
 AT_ONCE = 100
 
@@ -77,10 +77,10 @@ def belongs_to(address: Address, bots: Collection[str]) -> bool:
         return key in bots
     if type(key) is not tuple or len(key) != 2:
         return False
-    if address.namespace == LOGS:
+    if address.namespace in (LOGS, REFUSED):
         return key[0] in bots
     original = Address(*key)
-    if original.namespace in (LOGS, INBOX):
+    if original.namespace in (LOGS, INBOX, REFUSED):
         return belongs_to(original, bots)
     return decode_namespace(original.namespace) in bots
 

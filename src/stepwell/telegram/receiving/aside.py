@@ -6,9 +6,9 @@ import logging
 from typing import Any
 
 from stepwell.codec.json import to_json
-from stepwell.fsm import Update
+from stepwell.fsm import FSM, Update, UpdateSetAside
+from stepwell.fsm.events import emit, subscribers
 from stepwell.log import Log
-from stepwell.storage import Storage
 from stepwell.telegram.calls.reading import number_in
 
 __all__ = ["ASIDE", "set_aside", "text_of"]
@@ -22,8 +22,9 @@ KEEP = 500
 LONGEST = 100_000
 
 
-async def set_aside(storage: Storage, bot: str, found: Any, *, why: str, attempts: int = 0) -> None:
-    """Keep an update, or the text of one, that is skipped, and log that. Raises ``StorageError``."""
+async def set_aside(fsm: FSM, found: Any, *, why: str, attempts: int = 0) -> None:
+    """Keep an update, or the text of one, that is skipped; log that, and emit an event. Raises ``StorageError``."""
+    storage, bot = fsm.storage, fsm.bot
     number, chat = number_in(found), _chat_in(found)
     text = text_of(found)[:LONGEST].encode(errors="replace").decode()
     log = Log(storage, bot, ASIDE)
@@ -35,6 +36,9 @@ async def set_aside(storage: Storage, bot: str, found: Any, *, why: str, attempt
         "update %s of chat %s is skipped after %d attempts, because %s; it is entry %d of Log(storage, %r, %r)",
         number, chat, attempts, why, place, bot, ASIDE,
     )  # fmt: skip
+    fsm.aside += 1
+    if fsm.subscribers or subscribers:
+        emit(UpdateSetAside, fsm, None, None, update_id=number, chat=chat, why=why, attempts=attempts)
 
 
 def text_of(found: Any) -> str:

@@ -21,18 +21,17 @@ from stepwell.record import INBOX, Change, Stored
 from stepwell.storage import Storage
 from stepwell.storage.operations import Apply, Get
 from stepwell.storage.transport.outage import OutageLog
-from stepwell.telegram.receiving.aside import set_aside
 
-__all__ = ["MOST_ATTEMPTS", "Inbox"]
+__all__ = ["ATTEMPTS", "KIND", "MOST_ATTEMPTS", "Inbox"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 #: The kind of a part in its checksum, as copy_records() checks it.
-_KIND = "p"
+KIND = "p"
 #: The field with the checksums of the batch that was fetched last.
 _LAST = "last"
 #: The field with the attempts of updates whose process has died.
-_ATTEMPTS = "attempts"
+ATTEMPTS = "attempts"
 #: An update whose attempts have all ended with its process is set aside after so many.
 MOST_ATTEMPTS = 5
 #: Seconds for which a removal waits for the next batch, to share its write. Alone, it would be a commit of its own, and
@@ -80,7 +79,7 @@ class Inbox:
             return []
         try:
             data = self._seal.data(stored.fields)
-            self._before, attempts = data.get(_LAST, {}), data.get(_ATTEMPTS, {})
+            self._before, attempts = data.get(_LAST, {}), data.get(ATTEMPTS, {})
         except StoredDataError:
             logger.exception("the inbox's list of fetched updates is damaged; some updates may be handled again")
             attempts = {}
@@ -88,7 +87,7 @@ class Inbox:
         found: list[tuple[int, dict[str, Any]]] = []
         for name, text in (stored.parts or {}).items():
             try:
-                found.append((int(name), json.loads(self._seal.body(_KIND, name, text))))
+                found.append((int(name), json.loads(self._seal.body(KIND, name, text))))
             except (StoredDataError, ValueError, RecursionError):
                 logger.exception("the update %s in the inbox is damaged and is skipped", name)
                 self._finished.add(name)
@@ -142,10 +141,6 @@ class Inbox:
         if self._timer is None:
             self._remove_after(TOGETHER)
 
-    async def set_aside(self, update: Any, why: str, attempts: int = 0) -> None:
-        """Keep an update, or the text of one, that is not handled. Raises ``StorageError``."""
-        await set_aside(self._storage, self._bot, update, why=why, attempts=attempts)
-
     def size_of(self, update: dict[str, Any]) -> int:
         """Return about how many bytes an update takes."""
         return len(to_json(update))
@@ -198,7 +193,7 @@ class Inbox:
     async def _write(self, new: dict[str, str], fields: dict[str, Any], finished: set[str]) -> None:
         self._finished = self._finished - finished
         if stored_attempts := not self._attempts_stored:
-            fields = {**fields, _ATTEMPTS: self._attempts}
+            fields = {**fields, ATTEMPTS: self._attempts}
             self._attempts_stored = True
         # An update that finished before its batch was written needs no part.
         parts: dict[str, str | None] = {**new, **dict.fromkeys(finished)}
@@ -211,4 +206,4 @@ class Inbox:
             raise
 
     def _sealed(self, update: dict[str, Any]) -> str:
-        return self._seal.seal_body(_KIND, str(update["update_id"]), to_json(update))
+        return self._seal.seal_body(KIND, str(update["update_id"]), to_json(update))

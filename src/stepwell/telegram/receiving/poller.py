@@ -20,11 +20,11 @@ from stepwell.errors import (
     TooLarge,
     UsageError,
 )
-from stepwell.fsm import Router, Update, keys
+from stepwell.fsm import FSM, Router, Update, keys
 from stepwell.record import Address
 from stepwell.telegram.calls.client import BotClient
 from stepwell.telegram.calls.reading import is_update, number_in
-from stepwell.telegram.receiving.aside import text_of
+from stepwell.telegram.receiving.aside import set_aside, text_of
 from stepwell.telegram.receiving.inbox import MOST_ATTEMPTS, Inbox
 from stepwell.telegram.receiving.outcome import TEMPORARY, Unfinished, chat_of, line_of, log_of_outages
 from stepwell.telegram.receiving.press import Press
@@ -90,6 +90,7 @@ class Poller:
         assert router.fsm is not None
         self.sender: Sender = sender
         self._router = router
+        self._fsm: FSM = router.fsm
         self._client = client
         self._allowed = None if allowed_updates is None else list(allowed_updates)
         self._in_flight = in_flight
@@ -186,7 +187,7 @@ class Poller:
             self._one_at_a_time = self._one_at_a_time or attempts > 0
             if attempts >= MOST_ATTEMPTS:
                 try:
-                    await self._inbox.set_aside(update, "its process has ended each time", attempts)
+                    await set_aside(self._fsm, update, why="its process has ended each time", attempts=attempts)
                     self._inbox.finish(number)
                 except StorageError as error:
                     # It stays in the inbox for the next start.
@@ -323,7 +324,7 @@ class Poller:
         for each, text in zip(first, texts, strict=True):
             if unread[text] == READS:
                 try:
-                    await self._inbox.set_aside(each, "it cannot be read")
+                    await set_aside(self._fsm, each, why="it cannot be read")
                 except StorageError as error:
                     self._outage.failed(error)
                     unread[text] -= 1

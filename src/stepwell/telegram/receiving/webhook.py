@@ -219,7 +219,7 @@ class Webhook:
         assert self.router.fsm is not None
         why = "it cannot be read" if len(body) <= self._max_body else "it is larger than max_body"
         try:
-            await set_aside(self.router.fsm.storage, self.router.fsm.bot, body.decode(errors="replace"), why=why)
+            await set_aside(self.router.fsm, body.decode(errors="replace"), why=why)
         except StorageError as error:
             self._outage.failed(error)
             return 503

@@ -55,7 +55,7 @@ class Sender:
         except BotUnavailable:
             raise
         except (BotApiError, InvalidOption) as error:
-            report_refusal(logger, call, error)
+            await report_refusal(logger, call, error)
             await self._report(dict(call), error)
         except Exception:
             # Raised again, it would make every delivery of the update fail.

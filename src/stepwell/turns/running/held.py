@@ -48,6 +48,8 @@ class HeldRecord:
         self.parts: dict[str, str] = {}
         self._name = name
         key = decode_key(slot.address.key)
+        #: The name of the bot.
+        self.bot: str = key[0]
         self._tail = tail_of(slot.storage, TURNS, key, slot.address)
 
     async def load(self) -> None:

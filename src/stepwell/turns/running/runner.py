@@ -127,7 +127,7 @@ class Runner(RunnerBase):
             try:
                 await call_function(self.send, call)
             except Exception as error:  # noqa: BLE001 it is logged, and the call is tried again or dropped
-                if not self._is_final(call, error, failures + 1):
+                if not await self._is_final(record, call, error, failures + 1):
                     await self._send_later(record, failures + 1)
                     return False
             is_last = len(names) == 1
@@ -136,11 +136,11 @@ class Runner(RunnerBase):
                 return False
         return True
 
-    def _is_final(self, call: Mapping[str, Any], error: Exception, failures: int) -> bool:
+    async def _is_final(self, record: HeldRecord, call: Mapping[str, Any], error: Exception, failures: int) -> bool:
         """Return whether a call that failed is dropped."""
         method = call.get("method")
         if isinstance(error, BotApiError) and not isinstance(error, BotUnavailable):
-            report_refusal(logger, call, error)
+            await report_refusal(logger, call, error, bot=(record.storage, record.bot))
             return True
         if failures >= MOST_FAILURES:
             logger.error("%s could not be sent %d times and is dropped", method, failures, exc_info=error)

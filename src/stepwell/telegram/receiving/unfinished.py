@@ -1,0 +1,94 @@
+"""For operators: the updates that wait in the inbox of a polling bot, and those that were set aside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from stepwell.codec.json import from_json, to_json
+from stepwell.errors import StoredDataError
+from stepwell.fsm import Update
+from stepwell.log import Log
+from stepwell.record import INBOX, Change, Stored
+from stepwell.storage import Storage
+from stepwell.storage.operations import Apply, Get
+from stepwell.telegram.calls.reading import is_update
+from stepwell.telegram.receiving.aside import ASIDE
+from stepwell.telegram.receiving.inbox import ATTEMPTS, KIND
+
+__all__ = ["UnfinishedUpdate", "retry_aside", "updates_aside", "updates_in_inbox"]
+
+
+class UnfinishedUpdate(NamedTuple):
+    """An update that is not handled."""
+
+    update_id: int | None
+    chat: int | None
+    kind: str | None
+    #: How often its process has ended.
+    attempts: int
+    #: Why it was set aside.
+    why: str | None
+    #: Its number in the log of updates that were set aside.
+    entry: int | None
+    #: ``None`` if it cannot be handled again.
+    update: dict[str, Any] | None
+
+
+async def updates_in_inbox(storage: Storage, bot: str) -> list[UnfinishedUpdate]:
+    """Return the updates that were fetched and are not finished, in the order of their ids."""
+    address = storage.address(INBOX, bot)
+    stored: Stored | None = await storage.perform(Get(address, parts=True))
+    if stored is None:
+        return []
+    seal = storage.seal(address)
+    try:
+        attempts = seal.data(stored.fields).get(ATTEMPTS, {})
+    except StoredDataError:
+        attempts = {}
+    found: list[UnfinishedUpdate] = []
+    for name, text in (stored.parts or {}).items():
+        try:
+            update = from_json(seal.body(KIND, name, text))
+        except (StoredDataError, ValueError):
+            found.append(UnfinishedUpdate(int(name), None, None, 0, "it is damaged", None, None))
+        else:
+            found.append(_seen(update, attempts.get(name, 0), None, None))
+    return sorted(found, key=lambda each: each.update_id or 0)
+
+
+async def updates_aside(storage: Storage, bot: str) -> list[UnfinishedUpdate]:
+    """Return the updates that were set aside, in the order in which that happened."""
+    found: list[UnfinishedUpdate] = []
+    for number, value in await Log(storage, bot, ASIDE).read():
+        try:
+            update = from_json(value["update"])
+        except ValueError:
+            update = None
+        if not is_update(update):
+            found.append(
+                UnfinishedUpdate(value["update_id"], value["chat"], None, value["attempts"], value["why"], number, None)
+            )
+        else:
+            found.append(_seen(update, value["attempts"], value["why"], number))
+    return found
+
+
+async def retry_aside(storage: Storage, bot: str, updates: Sequence[UnfinishedUpdate]) -> None:
+    """Put updates that were set aside back into the inbox. The bot handles them after its next start."""
+    address = storage.address(INBOX, bot)
+    seal = storage.seal(address)
+    parts: dict[str, str | None] = {
+        str(each.update_id): seal.seal_body(KIND, str(each.update_id), to_json(each.update)) for each in updates
+    }
+    await storage.perform(Apply(address, Change(storage.ids(), parts=parts, limit=seal.limit)))
+    log = Log(storage, bot, ASIDE)
+    for each in updates:
+        if each.entry is not None:
+            await log.remove(each.entry)
+
+
+def _seen(update: dict[str, Any], attempts: int, why: str | None, entry: int | None) -> UnfinishedUpdate:
+    seen = Update.of(update)
+    chat = None if seen.chat is None else seen.chat.id
+    return UnfinishedUpdate(seen.update_id, chat, seen.kind, attempts, why, entry, update)
