@@ -55,7 +55,7 @@ NAMES = {
     ],
     "stepwell.engine": [
         "ANY", "Address", "Any_", "Applied", "Apply", "Batch", "Change", "Changes", "Claim", "Claimed", "Copied",
-        "DAY", "Due", "Entry", "Get", "GroupCommit", "Guard", "Head", "KEEP", "Keep", "LARGE_TEXT",
+        "DAY", "Due", "Entry", "Get", "GroupCommit", "Guard", "Head", "INBOX", "KEEP", "Keep", "LARGE_TEXT",
         "LAST_ENTRY", "LOGS", "MASK", "NOWHERE", "NO_HEAD", "OpenedHead", "Operation", "Owner", "PROCESSES", "Page",
         "Place",
         "QUARANTINE", "Query", "Queue", "REFUSED", "RUNS", "Range", "Release", "ReservedNamespace", "Result",

@@ -25,6 +25,7 @@ from stepwell.log.names import log_tag
 from stepwell.log.tail import tail_of
 from stepwell.record import (
     DAY,
+    INBOX,
     KEEP,
     LOGS,
     NO_HEAD,
@@ -62,6 +63,7 @@ from stepwell.storage.urls import as_storage
 __all__ = [
     "ANY",
     "DAY",
+    "INBOX",
     "KEEP",
     "LARGE_TEXT",
     "LAST_ENTRY",

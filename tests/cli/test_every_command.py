@@ -15,8 +15,15 @@ import pytest
 
 from stepwell import open_storage
 from stepwell.cli import _parser
+<<<<<<< HEAD
 from stepwell.nodes import Node, NodeFlow, Parked, RunStuck, Wait, every
+=======
+from stepwell.fsm import FSM
+from stepwell.fsm.refused import keep_refused
+from stepwell.nodes import Node, NodeFlow, Parked, Wait, every
+>>>>>>> fe4dbb9f (Refuse unknown names of bots in stepwell outbox and inbox)
 from stepwell.storage import Storage
+from stepwell.telegram.receiving.aside import set_aside
 from tests.backends import Backend
 from tests.cli.conftest import LOGGED, Command, fill
 
@@ -33,6 +40,8 @@ GOOD = [
     ["runs", "bad"],
     ["schedules"],
     ["doctor"],
+    ["outbox", "shop", "--refused"],
+    ["inbox", "shop"],
     ["set", "shop", "42", "name=Zoe", "--state", "item"],
     ["clear", "shop", "43"],
     ["forget", "shop", "42"],
@@ -80,7 +89,11 @@ class Pays(Node):
 
 
 async def prepare(storage: Storage) -> None:
+<<<<<<< HEAD
     """Write three conversations, a failed run, one that waits, one whose call was interrupted, and a schedule."""
+=======
+    """Write three conversations, two runs, a schedule, an update that was set aside, and a refused call."""
+>>>>>>> fe4dbb9f (Refuse unknown names of bots in stepwell outbox and inbox)
     await fill(storage)
     with pytest.raises(RuntimeError):
         await NodeFlow(Fails(name="stock"), name="order").run({}, storage=storage, flow_id="bad")
@@ -91,6 +104,10 @@ async def prepare(storage: Storage) -> None:
     with pytest.raises(RunStuck):
         await pays.run({}, storage=storage, flow_id="pays")
     await every(3600, asks, name="nightly").declare(storage)
+    shop = FSM("shop", storage=storage, flows=[])
+    await set_aside(shop, "no JSON", why="it cannot be read")
+    about = {"update_id": 7, "handler": None, "code": 400, "description": "Bad Request"}
+    await keep_refused(storage, "shop", {"method": "sendMessage"}, method="sendMessage", chat=45, **about)
 
 
 @pytest.mark.every_backend
@@ -198,6 +215,9 @@ BAD: list[tuple[list[str], int, str]] = [
     (["runs", "bad", "--flow", "order"], 2, "give the id of a run, or"),
     (["runs", "--field", "name"], 2, "'name' is not field=value"),
     (["runs", "--after", "x"], 2, "is not a position in this list"),
+    (["outbox", "shpo"], 3, "has no records of the bot 'shpo'"),
+    (["outbox", "shop", "--resend", "--drop"], 2, "not allowed with"),
+    (["inbox", "shpo"], 3, "has no records of the bot 'shpo'"),
     (["schedules", "--pause", "nope"], 3, "there is no schedule 'nope'"),
     (["schedules", "--pause", "a", "--resume", "a"], 2, "not allowed with"),
     (["doctor", "no_such_module"], 1, "cannot import"),

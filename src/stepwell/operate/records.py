@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from stepwell import Storage
 from stepwell.engine import (
     ANY,
+    INBOX,
     LOGS,
     Any_,
     Due,
@@ -114,7 +115,8 @@ async def bots_with_logs(storage: Storage) -> list[str]:
 async def check_bot(storage: Storage, bot: str) -> None:
     """Raise ``UnknownBot`` if the storage has no records of a bot."""
     known = await bots(storage)
-    if bot not in known:
+    # A bot that keeps no conversations has its inbox.
+    if bot not in known and await storage.perform(Get(storage.address(INBOX, bot))) is None:
         raise UnknownBot(bot, known)
 
 

@@ -12,6 +12,7 @@ from stepwell.cli.output import print_json, print_table, report
 from stepwell.cli.writes import user_name
 from stepwell.engine import counted
 from stepwell.operate.log import log_write
+from stepwell.operate.records import check_bot
 
 __all__ = ["add"]
 
@@ -40,6 +41,8 @@ def _inbox(options: argparse.Namespace) -> int:
         waiting, aside = await asyncio.gather(
             updates_in_inbox(storage, options.bot), updates_aside(storage, options.bot)
         )
+        if not waiting and not aside:
+            await check_bot(storage, options.bot)
         rows = [(each.update_id, each.chat, each.kind, each.attempts, each.why or "it waits") for each in waiting]
         rows += [(each.update_id, each.chat, each.kind, each.attempts, each.why or "") for each in aside]
         if not options.retry:

@@ -18,6 +18,7 @@ from stepwell.fsm.engine import RefusedCall, refused_calls, refused_log
 from stepwell.operate.log import log_write
 from stepwell.operate.masking import masked
 from stepwell.operate.outbox import UnsentCalls, change_unsent, unsent_calls
+from stepwell.operate.records import check_bot
 
 __all__ = ["add"]
 
@@ -57,7 +58,10 @@ def _outbox(options: argparse.Namespace) -> int:
     async def work(storage: Storage) -> int:
         if options.refused:
             found = [each async for each in refused_calls(storage, options.bot) if _is_to(options, each.chat)]
+            if not found:
+                await check_bot(storage, options.bot)
             return await _refused(options, storage, found[: options.limit], file)
+        await check_bot(storage, options.bot)
         unsent = await unsent_calls(storage, options.bot, limit=options.limit)
         return await _unsent(
             options, storage, [each for each in unsent if any(_is_to(options, chat) for _, chat in each.calls)]
