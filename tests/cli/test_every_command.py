@@ -15,13 +15,9 @@ import pytest
 
 from stepwell import open_storage
 from stepwell.cli import _parser
-<<<<<<< HEAD
-from stepwell.nodes import Node, NodeFlow, Parked, RunStuck, Wait, every
-=======
 from stepwell.fsm import FSM
 from stepwell.fsm.refused import keep_refused
-from stepwell.nodes import Node, NodeFlow, Parked, Wait, every
->>>>>>> fe4dbb9f (Refuse unknown names of bots in stepwell outbox and inbox)
+from stepwell.nodes import Node, NodeFlow, Parked, RunStuck, Wait, every
 from stepwell.storage import Storage
 from stepwell.telegram.receiving.aside import set_aside
 from tests.backends import Backend
@@ -89,11 +85,7 @@ class Pays(Node):
 
 
 async def prepare(storage: Storage) -> None:
-<<<<<<< HEAD
-    """Write three conversations, a failed run, one that waits, one whose call was interrupted, and a schedule."""
-=======
-    """Write three conversations, two runs, a schedule, an update that was set aside, and a refused call."""
->>>>>>> fe4dbb9f (Refuse unknown names of bots in stepwell outbox and inbox)
+    """Write conversations, runs that failed, wait or were interrupted, a schedule, an update set aside, a refused call."""
     await fill(storage)
     with pytest.raises(RuntimeError):
         await NodeFlow(Fails(name="stock"), name="order").run({}, storage=storage, flow_id="bad")
