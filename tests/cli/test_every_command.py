@@ -85,7 +85,7 @@ class Pays(Node):
 
 
 async def prepare(storage: Storage) -> None:
-    """Write conversations, runs that failed, wait or were interrupted, a schedule, an update set aside, a refused call."""
+    """Write conversations, runs in several states, a schedule, an update that was set aside, and a refused call."""
     await fill(storage)
     with pytest.raises(RuntimeError):
         await NodeFlow(Fails(name="stock"), name="order").run({}, storage=storage, flow_id="bad")
