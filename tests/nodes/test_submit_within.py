@@ -80,6 +80,32 @@ async def test_a_rollback_takes_back_the_order_and_its_run(storage: Storage, con
     assert seen.started == ["b"]
 
 
+async def test_connections_of_a_pool_and_savepoints_and_strict_isolation_work_too(
+    storage: Storage, connection: Any
+) -> None:
+    flow, seen = logged(storage)
+    async with asyncpg.create_pool(postgres.shared().url(), min_size=1, max_size=1) as pool, pool.acquire() as pooled:
+        async with pooled.transaction(isolation="serializable"):
+            kept = await flow.submit({"name": "kept"}, flow_id="kept", connection=pooled)
+            with pytest.raises(ZeroDivisionError):
+                async with pooled.transaction():
+                    await flow.submit({"name": "dropped"}, flow_id="dropped", connection=pooled)
+                    raise ZeroDivisionError
+    with pytest.raises(UnknownRun):
+        await flow.status("dropped")
+    async with worker([flow]):
+        await kept.result(timeout=60)
+    assert seen.started == ["kept"]
+
+
+async def test_without_notices_a_run_of_a_transaction_is_found_by_polling(backend: Postgres, connection: Any) -> None:
+    flow, _ = logged(backend.storage(notices=False))
+    async with worker([flow]):
+        async with connection.transaction():
+            handle = await flow.submit({"name": "a"}, connection=connection)
+        assert (await handle.result(timeout=60))["done"] == "a"
+
+
 async def test_a_process_that_is_killed_leaves_no_order_without_a_run_and_no_run_without_an_order(
     backend: Postgres, connection: Any
 ) -> None:

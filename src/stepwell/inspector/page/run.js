@@ -25,7 +25,7 @@ export function run(app, found, params, width) {
       can("queued", "running", "parked", "sleeping", "paused", "failed", "stuck") ? el("p", { class: "actions" },
         can("failed", "stuck", "paused") ? button("retry", found.status === "paused" ? "Resume" : "Retry") : null, can("queued", "running", "parked", "sleeping") ? button("pause", "Pause") : null, button("cancel", "Cancel the run")) : null),
     found.waits.length ? card("Waits", "", found.answered ? el("p", { class: "warning" }, "An answer is stored. A worker continues the run.") : null, ...found.waits.map((wait) => el("div", { class: "wait", "data-wait": wait.id },
-      facts(["node", wait.node], ["question", wait.question === null ? null : typeof wait.question === "object" && !Array.isArray(wait.question) ? tree(wait.question) : text(wait.question)], ["until", wait.deadline === null ? null : moment(wait.deadline)],
+      facts(["node", wait.node], ["question", wait.question === null ? null : typeof wait.question === "object" && !Array.isArray(wait.question) ? tree(wait.question) : text(wait.question)], ["accepts", wait.accepts ? text(JSON.stringify(wait.accepts)) : null], ["until", wait.deadline === null ? null : moment(wait.deadline)],
         ["child runs", wait.children.length ? el("span", {}, ...wait.children.flatMap((id) => [el("a", { href: link("run", { id }) }, id), " "])) : null]),
       wait.id && app.allowWrite && !found.answered ? el("p", { class: "actions" }, button("answer", "Answer", wait.id)) : null))) : null,
     found.errors.length ? card("Errors", "newest first", ...found.errors.map((error, at) => el("details", { class: "error", open: at === 0, "data-keep": `error ${error.at}` },

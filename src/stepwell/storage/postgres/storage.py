@@ -210,7 +210,7 @@ class PostgresStorage(Storage):
             if any(isinstance(result, Exception) for result in found):
                 # The rows of refused writes must not stay locked until the end of the transaction.
                 savepoint.refuse()
-            elif topic is not None:
+            elif topic is not None and self._channel is not None:
                 await connection.execute("select pg_notify($1, $2)", channel_of(self.schema), payload_of(topic))
         return found
 
