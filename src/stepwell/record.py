@@ -15,6 +15,7 @@ from stepwell._secrets import quoted
 
 __all__ = [
     "DAY",
+    "GRAPHS",
     "INBOX",
     "KEEP",
     "LOGS",
@@ -85,6 +86,8 @@ RUNS: Final = ReservedNamespace('"runs"')
 PARTITIONS: Final = ReservedNamespace('"partitions"')
 #: The last starts of runs of a flow with a rate, with the flow's name as key.
 RATES: Final = ReservedNamespace('"rates"')
+#: When workers have first used each graph of a flow, with the flow's name as key.
+GRAPHS: Final = ReservedNamespace('"graphs"')
 #: Schedules of runs, with the schedule's name as key.
 SCHEDULES: Final = ReservedNamespace('"schedules"')
 #: Logs, with (namespace, key) of the log as key.

@@ -749,6 +749,46 @@ async def test_a_new_process_marks_the_runs_that_an_old_one_still_starts(storage
     await stuck(new, "it is at 'b', which is not a node of the flow any more")
 
 
+async def test_an_old_worker_that_starts_late_leaves_the_runs_of_a_newer_graph_alone(
+    storage: Storage, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has loaded its graph after the new workers, for example because its machine was started again."""
+
+    def release(last: str) -> NodeFlow:
+        return linear(
+            Say([], "a"), Sleep(0.05, name=f"before {last}"), Say([], last), name="f", storage=storage, keep=60
+        )
+
+    async with worker([release("old")]):
+        pass
+    async with worker([release("new")]):
+        pass
+    handle = await release("new").submit(flow_id="r")
+    with pytest.raises(Parked):
+        await release("new").resume("r")
+    late = release("old")
+    late._built_at += 60
+    async with worker([late]):
+        await until(lambda: "run 'r' could not be resumed here: a newer release has written" in caplog.text)
+        with pytest.raises(RunIsNewer, match="it sleeps at 'before new', which is not a node of the flow any more"):
+            await late.resume("r")
+    assert (await handle.status()).status == "sleeping"
+    # No retry is needed.
+    async with worker([release("new")]):
+        assert (await handle.result(timeout=10))["said"] == ["a", "new"]
+
+
+async def test_a_new_worker_still_marks_the_runs_of_an_old_one_that_started_late(storage: Storage) -> None:
+    old = linear(Say([], "a"), fails("b"), name="f", storage=storage)
+    new = linear(Say([], "a"), Say([], "z"), name="f", storage=storage)
+    for flow in (old, new):
+        async with worker([flow]):
+            pass
+    old._built_at += 60
+    await failed(old)
+    await stuck(new, "it is at 'b', which is not a node of the flow any more")
+
+
 async def test_an_old_process_that_builds_its_flow_for_each_call_is_still_old(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

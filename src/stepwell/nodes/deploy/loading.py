@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from stepwell._secrets import quoted
 from stepwell.errors import CorruptRecord, FlowChanged, LeaseLost, RecordReplaced, RunIsNewer, RunReplaced
+from stepwell.nodes.deploy.graphs import is_older
 from stepwell.nodes.deploy.migration import migrated
 from stepwell.nodes.deploy.position import (
     Position,
@@ -179,11 +180,18 @@ async def _fit(journal: Journal, stored: Position, graph: Shape, table: dict[str
         _set_visits(journal, stored, former, left)
         problems = _unprepared(journal, stored)
     if problems:
-        if revision == flow.revision and table.get("since", 0.0) > journal.since + _TOLERANCE:
+        if revision == flow.revision and await _is_old(journal, table):
             raise RunIsNewer(journal.flow_id, problems)
         raise FlowChanged(journal.flow_id, problems, stuck=True)
     journal.positions, journal.open = stored.positions, stored.open
     journal.parts.forget(stale_parts(stored, journal.parts.loaded))
+
+
+async def _is_old(journal: Journal, table: dict[str, Any]) -> bool:
+    """Return whether this process has an older graph than the process that wrote a run."""
+    older = await is_older(journal.slot.storage, journal.flow, journal.digest, table["graph"])
+    # Without workers, the later load tells the newer graph.
+    return table.get("since", 0.0) > journal.since + _TOLERANCE if older is None else older
 
 
 def _set_visits(journal: Journal, stored: Position, former: Former, left: dict[str, int]) -> None:

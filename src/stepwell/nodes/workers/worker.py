@@ -34,6 +34,7 @@ from stepwell.errors import (
 )
 from stepwell.nodes.control import runs
 from stepwell.nodes.control.options import common_storage
+from stepwell.nodes.deploy.graphs import note_graphs
 from stepwell.nodes.graph.base import BaseFlow
 from stepwell.nodes.queue import partitions
 from stepwell.nodes.queue.limits import Limit
@@ -178,6 +179,7 @@ class RunWorker:
             await self._storage.queued(RUNS, "-", limit=1)
             for schedule in self._schedules:
                 await schedule.declare(self._storage)
+            await note_graphs(self._storage, self._flows.values())
         except BaseException:
             if self._closes:
                 await self._storage.close()
