@@ -1,1 +1,1 @@
-"""How calls reach a backend, and notices other processes: groups, batches, timeouts, outages, wake-ups."""
+"""How calls reach a backend: batches, timeouts, repeated reads, outages; and notices to other processes."""
