@@ -49,6 +49,7 @@ ABOVE_STORAGE = (
         "tests.nodes.",
         "tests.operate.",
         "tests.telegram.",
+        "tests.turns.",
         "tests.adapters.",
         "tests.playground.",
         "tests.botapi.",

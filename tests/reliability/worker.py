@@ -36,11 +36,12 @@ from tests.reliability import (
     stream_roles,
     thread_roles,
     timer_roles,
+    turn_roles,
 )
 
 MODULES = (
     *(roles, run_roles, queue_roles, control_roles, child_roles, saga_roles, effect_roles),
-    *(storm_roles, log_roles, stream_roles, thread_roles, timer_roles, failover_roles),
+    *(storm_roles, log_roles, stream_roles, thread_roles, timer_roles, failover_roles, turn_roles),
 )
 
 

@@ -1,4 +1,4 @@
-"""Turns: messages of people are collected, and answered by an agent that may be slow, stopped and killed."""
+"""Turns: messages are collected, and answered by an agent that may be slow, stopped and killed."""
 
 from stepwell.errors import UnknownOutcome
 from stepwell.turns.admission import Admission

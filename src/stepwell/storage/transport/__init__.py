@@ -1,1 +1,1 @@
-"""How calls reach a backend: batches, timeouts, repeated reads, outages; and notices to other processes."""
+"""How calls reach a backend, and notices other processes: batches, timeouts, outages, wake-ups."""

@@ -1,0 +1,199 @@
+"""Turns under kill -9, pauses and redeploys: no message is lost, none is in two turns, and tools run at most once."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepwell import Storage
+from stepwell.turns import Turns
+from tests.backends import Backend
+from tests.reliability.dose import LARGE, dose, seeded
+from tests.reliability.turn_roles import LEASE, POINTS, lines, pressed, update
+from tests.reliability.workers import Workers
+from tests.until import until
+
+MESSAGES = dose("TURN_MESSAGES", 150, 5000)
+KILLS = dose("TURN_KILLS", 5, 250)
+
+_ANSWER = re.compile(r"([0-9a-f]+) \[([0-9 ]*)\]\s*(.*)", re.DOTALL)
+
+
+@pytest.fixture
+def place(shared_backend: Backend) -> str:
+    """Return a store for processes that are killed."""
+    if not shared_backend.durable:
+        pytest.skip("this backend does not survive a kill")
+    return shared_backend.place()
+
+
+@pytest.fixture
+async def turns(shared_backend: Backend, place: str) -> Turns:
+    storage: Storage = shared_backend.storage(place, sweep_every=None)
+    await storage.open()
+    return Turns("bot", storage=storage, collect=0.05, lease=LEASE)
+
+
+class Files:
+    """What the payment service and Telegram have got."""
+
+    def __init__(self, folder: Path) -> None:
+        self.payments, self.sent = folder / "payments", folder / "sent"
+
+    @property
+    def options(self) -> dict[str, str]:
+        return {"payments": str(self.payments), "sent": str(self.sent)}
+
+    def cards(self) -> list[dict[str, Any]]:
+        return [call for (call,) in lines(self.sent) if "reply_markup" in call]
+
+    def answers(self) -> dict[str, tuple[list[int], str]]:
+        """Return the messages and the result of each turn that was answered."""
+        found: dict[str, tuple[list[int], str]] = {}
+        for (call,) in lines(self.sent):
+            match = _ANSWER.fullmatch(call.get("text", ""))
+            if match is not None:
+                ids = [int(number) for number in match[2].split()]
+                assert found.setdefault(match[1], (ids, match[3])) == (ids, match[3]), "an answer is always the same"
+        return found
+
+    def answered(self) -> Counter[int]:
+        return Counter(number for ids, _ in self.answers().values() for number in ids)
+
+
+@pytest.mark.parametrize("point", POINTS)
+async def test_a_turn_goes_on_after_a_kill_at_every_point(
+    point: str, place: str, turns: Turns, workers: Workers, tmp_path: Path
+) -> None:
+    if not LARGE and turns.storage.location.startswith("redis") and POINTS.index(point) % 2:
+        pytest.skip("every second point on this backend, all of them with the large dose")
+    files = Files(tmp_path)
+    first = workers.start("run_turns", place, kill_at=point, **files.options)
+    await first.wait_for("ready")
+    await turns.admit(update(1, "ask and pay"))
+    if POINTS.index(point) > POINTS.index("asking"):
+        card = (await until(files.cards))[0]
+        await turns.admit(pressed(2, card, 0))
+    await first.wait_ended()
+    second = workers.start("run_turns", place, **files.options)
+    await second.wait_for("ready")
+    if POINTS.index(point) <= POINTS.index("asking"):
+        card = (await until(files.cards))[-1]
+        await turns.admit(pressed(2, card, 0))
+    assert dict(await until(files.answered)) == {1: 1}
+    await until(lambda: turns.status((42, 0)), lambda status: status.state == "idle" and not status.unsent)
+    ((_, result),) = files.answers().values()
+    paid = len(lines(files.payments))
+    unknown = point in ("behind the intent", "in the tool", "before the result")
+    assert result == ("unknown" if unknown else "receipt for ask and pay")
+    assert paid == (0 if point == "behind the intent" else 1)
+    assert await turns.history((42, 0)).read() == ["1"]
+
+
+async def test_a_message_that_was_admitted_by_a_killed_process_is_answered_once(
+    place: str, turns: Turns, workers: Workers, tmp_path: Path
+) -> None:
+    files = Files(tmp_path)
+    poller = workers.start("send_messages", place, texts=["one", "two"], first=1, kill_behind=1)
+    await poller.wait_ended()
+    # Telegram sends both again.
+    again = workers.start("send_messages", place, texts=["one", "two", "three"], first=1)
+    await again.wait_for("done")
+    workers.start("run_turns", place, **files.options)
+    assert dict(await until(files.answered, lambda found: len(found) == 3)) == {1: 1, 2: 1, 3: 1}
+
+
+async def test_a_worker_that_was_paused_past_its_lease_neither_writes_nor_sends(
+    place: str, turns: Turns, workers: Workers, tmp_path: Path
+) -> None:
+    files = Files(tmp_path)
+    first = workers.start("run_turns", place, kill_at="nowhere", **files.options)
+    await first.wait_for("ready")
+    await turns.admit(update(1, "ask"))
+    card = (await until(files.cards))[0]
+    await until(lambda: turns.status((42, 0)), lambda status: status.state == "asking")
+    first.signal(signal.SIGSTOP)
+    await turns.admit(pressed(2, card, 0))
+    workers.start("run_turns", place, **files.options)
+    await until(files.answered)
+    first.signal(signal.SIGCONT)
+    await turns.admit(update(3, "pay"))
+    await until(files.answered, lambda found: 3 in found)
+    await asyncio.sleep(2 * LEASE)
+    assert dict(files.answered()) == {1: 1, 3: 1}
+    assert len(lines(files.sent)) == 3, "one question and two answers"
+
+
+async def test_a_redeploy_counts_no_attempt_and_the_next_worker_goes_on_at_once(
+    place: str, turns: Turns, workers: Workers, tmp_path: Path
+) -> None:
+    files = Files(tmp_path)
+    options = {"lease": 60.0, "attempts": 2}
+    await turns.admit(update(1, "ask"))
+    for _ in range(3):
+        worker = workers.start("run_turns", place, options=options, **files.options)
+        await worker.wait_for("ready")
+        await until(lambda: turns.status((42, 0)), lambda status: status.state == "asking")
+        worker.signal(signal.SIGTERM)
+        await worker.wait_for("stopped")
+    last = workers.start("run_turns", place, options=options, **files.options)
+    await last.wait_for("ready")
+    await turns.admit(pressed(2, files.cards()[0], 0))
+    assert dict(await until(files.answered)) == {1: 1}
+    assert len(files.cards()) == 1, "the question was asked once"
+
+
+async def test_people_who_type_while_workers_are_killed_are_answered_once_each(
+    shared_backend: Backend, place: str, turns: Turns, workers: Workers, tmp_path: Path
+) -> None:
+    random, files = seeded(), Files(tmp_path)
+    chats = range(1, 9)
+
+    def start() -> Any:
+        return workers.start("run_turns", place, **files.options)
+
+    running = [start(), start()]
+    sent: dict[int, str] = {}
+    done = asyncio.Event()
+
+    async def type_messages() -> None:
+        for number in range(1, MESSAGES + 1):
+            sent[number] = random.choice(["hello", "pay"])
+            chat = random.choice(chats)
+            message = update(number, sent[number], chat=chat)
+            for _ in range(random.choice([1, 1, 2])):
+                await turns.admit(message)
+            await asyncio.sleep(random.uniform(0, 0.02))
+        done.set()
+
+    async def kill() -> None:
+        for _ in range(KILLS):
+            await asyncio.sleep(random.uniform(0.2, 0.8))
+            victim = random.randrange(len(running))
+            if random.random() < 0.5:
+                await running[victim].kill()
+            else:
+                running[victim].signal(signal.SIGTERM)
+                await running[victim].wait_ended()
+            running[victim] = start()
+
+    await asyncio.gather(type_messages(), kill())
+    answered = await until(files.answered, lambda found: len(found) == MESSAGES)
+    assert set(answered.values()) == {1}, "none is in two turns"
+
+    async def all_idle() -> bool:
+        return all([status.state == "idle" async for status in turns.conversations()])
+
+    await until(all_idle)
+    paying = Counter(text for _, text in lines(files.payments))
+    turns_that_paid = [result for _, result in files.answers().values() if result]
+    unknown = turns_that_paid.count("unknown")
+    assert sum(paying.values()) <= len(turns_that_paid), "no payment was made twice"
+    assert sum(paying.values()) >= len(turns_that_paid) - unknown
+    print(f"{MESSAGES} messages, {KILLS} kills on {shared_backend.name}: {unknown} payments unknown")
