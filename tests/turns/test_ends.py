@@ -246,6 +246,7 @@ async def test_events_tell_of_messages_and_turns() -> None:
 
 async def test_the_end_of_the_block_interrupts_a_turn_which_goes_on_in_the_next_worker_at_once() -> None:
     storage, people = MemoryStorage(), People()
+    await storage.open()
     turns = Turns("bot", storage=storage, collect=0.0, attempts=1, lease=60)
     attempts: list[int] = []
 

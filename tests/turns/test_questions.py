@@ -29,10 +29,10 @@ def asking(storage: Any, **ask: Any) -> tuple[Turns, list[int]]:
 
 
 async def card_of(people: People, place: int = 0) -> dict[str, Any]:
-    found = await until(
-        lambda: [call for call in people.sent if "reply_markup" in call], lambda cards: len(cards) > place
-    )
-    card: dict[str, Any] = found[place]
+    def cards() -> list[dict[str, Any]]:
+        return [call for call in people.sent if "reply_markup" in call]
+
+    card: dict[str, Any] = (await until(cards, lambda found: len(found) > place))[place]
     return card
 
 
@@ -65,6 +65,7 @@ async def test_the_first_press_of_an_approver_wins_once_and_the_card_says_who(ba
 async def test_a_question_survives_a_restart_and_is_not_asked_again(backend: Backend) -> None:
     url = backend.place()
     storage = backend.storage(url)
+    await storage.open()
     people = People()
     turns, runs = asking(storage)
     async with working(turns, people):
@@ -138,7 +139,12 @@ async def test_two_questions_can_be_open_at_once_and_the_handler_goes_on_with_ea
     @turns.handler
     async def answer(turn: Turn) -> None:
         async def one(what: str) -> None:
-            said.append(f"{what} {await turn.ask(what)}")
+            decision = await turn.ask(what)
+            await asyncio.sleep(0.2)
+            said.append(await turn.tool(tell, f"{what} {decision}"))
+
+        async def tell(text: str) -> str:
+            return text
 
         await asyncio.gather(one("A?"), one("B?"))
         turn.answer("done")
@@ -159,6 +165,7 @@ async def test_two_questions_can_be_open_at_once_and_the_handler_goes_on_with_ea
 
 async def test_a_later_attempt_that_asks_about_something_else_asks_anew() -> None:
     storage, people = MemoryStorage(), People()
+    await storage.open()
     about: list[str] = ["a.txt"]
     turns = Turns("bot", storage=storage, collect=0.0)
 

@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from stepwell.effects import Replay
-from stepwell.engine import Get, Stored, decode_key, replaced
+from stepwell.engine import Change, Get, Stored, decode_key, replaced
 from stepwell.errors import Conflict, LeaseLost, StepwellError, UsageError
 from stepwell.turns.base import AttemptBase, RunnerBase
 from stepwell.turns.history import History
 from stepwell.turns.message import Message
-from stepwell.turns.record import Running, StopReason, TurnTable, message_part, table_of
+from stepwell.turns.record import Running, StopReason, TurnTable, change_of, message_part, table_of
 from stepwell.turns.running.held import HeldRecord
 from stepwell.turns.running.question import Decision, Questions
 from stepwell.turns.running.tools import Tools, current
@@ -55,6 +55,8 @@ class Attempt(AttemptBase):
         self._own_stream: Stream | None = None
         self._busy = 0
         self._suspended = asyncio.Event()
+        #: Set when a suspended attempt goes on.
+        self._resumed = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
         #: The task of the handler.
         self.task: asyncio.Task[None] = asyncio.create_task(self._run(), name=f"stepwell-turn {turn.id}")
@@ -134,11 +136,28 @@ class Attempt(AttemptBase):
         return turn
 
     async def write(self, change: Callable[[TurnTable], TurnTable | None], parts: Any = None, **options: Any) -> bool:
+        while not self.record.slot.holding:
+            await self._claim_again()
         try:
             return await self.record.write(change, parts, **options)
         except Conflict:
             self.abandon()
             raise
+
+    async def _claim_again(self) -> None:
+        """Let the dispatcher claim the record of a suspended attempt, one of whose tasks goes on."""
+        storage, address = self.record.storage, self.record.address
+        now = self.record.slot.time()
+        self._resumed.clear()
+
+        def woken(stored: Stored | None) -> Change | None:
+            table = table_of(self.record.seal, stored)
+            turn = replaced(self.own(table), answered=True, check=now)
+            return change_of(storage, address, self.runner.turns.name, replaced(table, turn=turn), now=now, parts={})
+
+        await storage.edit(address, woken)
+        self.runner.turns.wake()
+        await self._resumed.wait()
 
     async def store(self, parts: Mapping[str, str | None]) -> None:
 
@@ -184,6 +203,7 @@ class Attempt(AttemptBase):
         turn = record.table.turn
         assert turn is not None
         self.record, self.token = record, turn.runner
+        self._resumed.set()
         self.take_news(turn)
 
     def take_news(self, turn: Running) -> None:

@@ -46,6 +46,8 @@ class HeldRecord:
         self.table: TurnTable = TurnTable()
         #: All parts but the history, as sealed texts.
         self.parts: dict[str, str] = {}
+        #: Calls are sent in order, also if two tasks of the handler ask at once.
+        self.sending: asyncio.Lock = asyncio.Lock()
         self._name = name
         key = decode_key(slot.address.key)
         #: The name of the bot.

@@ -19,6 +19,8 @@ __all__ = ["PRESS", "Decision", "Questions", "earliest_deadline", "press_data"]
 PRESS: Final = "turn:"
 #: The most options of a question.
 MOST_OPTIONS: Final = 20
+#: Seconds after an answer before the claim is released again for the other questions.
+PAUSE: Final = 0.1
 #: The most buttons that are in one row.
 IN_ONE_ROW: Final = 3
 
@@ -129,6 +131,8 @@ class Questions:
                 await self._waiting[number]
             finally:
                 del self._waiting[number]
+                # Another task of the handler may still wait for its answer, when this one has gone on.
+                asyncio.get_running_loop().call_later(PAUSE, attempt.may_be_suspended)
 
     def wake(self) -> None:
         """Let the asks go on whose question has an answer in the table."""

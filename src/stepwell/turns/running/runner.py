@@ -119,22 +119,24 @@ class Runner(RunnerBase):
 
     async def deliver(self, record: HeldRecord) -> bool:
         """Send the stored calls in order, and remove each; ``False`` if one cannot be sent now."""
-        while names := sorted(name for name in record.parts if name.startswith("s:")):
-            name = names[0]
-            call = record.seal.value("p", name, record.parts[name])
-            await record.slot.check()
-            failures = record.table.send_failures
-            try:
-                await call_function(self.send, call)
-            except Exception as error:  # noqa: BLE001 it is logged, and the call is tried again or dropped
-                if not await self._is_final(record, call, error, failures + 1):
-                    await self._send_later(record, failures + 1)
+        async with record.sending:
+            while names := sorted(name for name in record.parts if name.startswith("s:")):
+                if not await self._deliver_first(record, names):
                     return False
-            is_last = len(names) == 1
-            await record.write(_sent, {name: None}, keep=_has_work if is_last else _always)
-            if not record.slot.holding:
-                return False
         return True
+
+    async def _deliver_first(self, record: HeldRecord, names: list[str]) -> bool:
+        call = record.seal.value("p", names[0], record.parts[names[0]])
+        await record.slot.check()
+        try:
+            await call_function(self.send, call)
+        except Exception as error:  # noqa: BLE001 it is logged, and the call is tried again or dropped
+            failures = record.table.send_failures + 1
+            if not await self._is_final(record, call, error, failures):
+                await self._send_later(record, failures)
+                return False
+        await record.write(_sent, {names[0]: None}, keep=_always if len(names) > 1 else _has_work)
+        return record.slot.holding
 
     async def _is_final(self, record: HeldRecord, call: Mapping[str, Any], error: Exception, failures: int) -> bool:
         """Return whether a call that failed is dropped."""
