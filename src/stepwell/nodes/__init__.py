@@ -53,7 +53,6 @@ from stepwell.nodes.async_batch import run_async_batch
 from stepwell.nodes.batch.node import BatchNode
 from stepwell.nodes.children import ChildMap
 from stepwell.nodes.deploy.migration import StoredRun
-from stepwell.nodes.effect_calls.decorator import effect
 from stepwell.nodes.events import Event, subscribe
 from stepwell.nodes.flow import NodeFlow
 from stepwell.nodes.graph.shape import FlowEdge, FlowGraph
@@ -67,7 +66,7 @@ from stepwell.nodes.run.ids import new_flow_id
 from stepwell.nodes.run.monitor import Run
 from stepwell.nodes.run.waits import Answered
 from stepwell.nodes.sequence import linear, with_error_handling
-from stepwell.nodes.step import Step, step
+from stepwell.nodes.step import Step, effect, step
 from stepwell.nodes.stream import StreamEntry, sse
 from stepwell.nodes.wait import Sleep, Wait
 from stepwell.nodes.walk.execution import CaughtError

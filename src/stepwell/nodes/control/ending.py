@@ -20,7 +20,7 @@ from stepwell.errors import (
     UnknownOutcome,
 )
 from stepwell.nodes.control import undoing
-from stepwell.nodes.effect_calls.run_effects import unknown_in
+from stepwell.nodes.effects import unknown_in
 from stepwell.nodes.events import current_trace
 from stepwell.nodes.queue import children
 from stepwell.nodes.run import deaths, lease

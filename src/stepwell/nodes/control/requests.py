@@ -30,7 +30,7 @@ from stepwell.errors import (
 )
 from stepwell.nodes.control import moving, runs, undoing
 from stepwell.nodes.control.fitting import fitting_answer, fitting_signal
-from stepwell.nodes.effect_calls.run_effects import opened_effects, row_of_effect
+from stepwell.nodes.effects import opened_effects, row_of_effect
 from stepwell.nodes.graph.building import NodeGraph
 from stepwell.nodes.graph.plan import program_of
 from stepwell.nodes.queue import children, partitions

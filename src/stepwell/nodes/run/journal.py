@@ -26,7 +26,7 @@ from stepwell.errors import (
     Unstorable,
     VersionChanged,
 )
-from stepwell.nodes.effect_calls.run_effects import RunEffects, is_effect
+from stepwell.nodes.effects import RunEffects, is_effect
 from stepwell.nodes.graph.loaded import loaded_at
 from stepwell.nodes.graph.shape import Shape, check_renamed
 from stepwell.nodes.history import BEFORE, HISTORY, LONGEST_BEFORE, PARTS, TRAIL, VALUES, WITH_VALUES, Recorder, shown

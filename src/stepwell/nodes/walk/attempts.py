@@ -11,7 +11,7 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from stepwell.errors import NodeTimeout, Parked, UnknownOutcome
-from stepwell.nodes.effect_calls.run_effects import EXEC
+from stepwell.nodes.effects import EXEC
 from stepwell.nodes.graph.hooks import call_hook, is_async
 from stepwell.nodes.run.branch import Park
 from stepwell.nodes.walk.threads import in_thread

@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from stepwell.errors import TooManySteps
-from stepwell.nodes.effect_calls.run_effects import EffectPlace
+from stepwell.nodes.effects import EffectPlace
 from stepwell.nodes.run.ids import new_flow_id
 from stepwell.nodes.walk.workgroup import group_of, left_by_task_group, past_cancellations
 from stepwell.options import check_whole

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from stepwell._secrets import quoted
 from stepwell.errors import InvalidAction, Parked, TooManySteps, UnknownAction, UsageError
-from stepwell.nodes.effect_calls.run_effects import unknown_in
+from stepwell.nodes.effects import unknown_in
 from stepwell.nodes.graph.base import END, BaseNode, apply_updates
 from stepwell.nodes.graph.hook_check import missing_prep
 from stepwell.nodes.graph.hooks import call_hook
