@@ -43,7 +43,7 @@ def _new(options: argparse.Namespace) -> int:
     folder = Path(options.name)
     if folder.exists():
         raise UsageError(f"{folder} exists already; choose another name")
-    templates = files("stepwell.cli.new") / options.kind
+    templates = files("stepwell.cli") / "templates" / options.kind
     written = []
     try:
         folder.mkdir()
