@@ -83,7 +83,7 @@ class CaughtError(NamedTuple):
     #: The path of the node that failed.
     node: str
     #: The name of the error's class.
-    type: str
+    type_name: str
     #: At most 500 characters.
     message: str
 
