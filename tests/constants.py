@@ -28,6 +28,7 @@ NAMES = {
     "langgraph_linger": "stepwell.adapters.langgraph.ownership:_LINGER",
     "last_notices": "stepwell.storage.transport.notices:LAST_NOTICES",
     "lease": "stepwell.nodes.run.lease:LEASE",
+    "limit_checked_every": "stepwell.nodes.queue.everywhere:CHECK_EVERY",
     "listing_most_places": "stepwell.storage.sqlite.listing:MOST_PLACES",
     "long_wait": "stepwell.slot.lease:LONG_WAIT",
     "longest_text": "stepwell.botapi.formatting.texts:MAX_TEXT",

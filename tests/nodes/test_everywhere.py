@@ -13,6 +13,7 @@ from stepwell.nodes import Limit, NodeFlow, Wait, worker
 from stepwell.record import RATES, RUNS
 from stepwell.testing import Clock
 from tests.backends import Backend
+from tests.constants import Constants
 from tests.nodes.test_queue import Log, results
 from tests.nodes.test_submit import parked
 from tests.until import until
@@ -61,7 +62,8 @@ async def test_a_waiting_run_leaves_its_place_to_another(storage: Storage) -> No
         assert await first.result(timeout=60) == {"answer": "yes"}
 
 
-async def test_the_place_of_a_dead_worker_is_free_again(backend: Backend, clock: Clock) -> None:
+async def test_the_place_of_a_dead_worker_is_free_again(backend: Backend, clock: Clock, constants: Constants) -> None:
+    constants(limit_checked_every=0.01)
     storage = backend.storage(clock=clock)
     await storage.open()
     node = Log()

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
+from stepwell._secrets import quoted
 from stepwell.codec.values import conform
-from stepwell.errors import Busy, LeaseLost, StepwellError, StoredDataError
+from stepwell.errors import RecordExists, StepwellError, StoredDataError, VersionChanged
 from stepwell.nodes.run.notices import wake_workers
 from stepwell.nodes.run.reading import read_run
-from stepwell.record import DAY, RATES, RUNS, Address
-from stepwell.slot import Slot
+from stepwell.record import DAY, RATES, RUNS, Address, Change, Stored
+from stepwell.storage.operations import Apply, Get, Guard
 
 if TYPE_CHECKING:
     from stepwell.storage import Storage
@@ -25,10 +27,14 @@ __all__ = ["Everywhere"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
+#: How often a write is tried again after another worker was faster.
+ATTEMPTS = 10
 #: Seconds before a limit that is used up is read again, if no notice comes before.
 PAUSE = 0.5
 #: The same if there are places left, but another worker is about to start the runs that were found.
 SHORT_PAUSE = 0.05
+#: Seconds between two checks, while a limit is used up, whether the runs of all entries are running.
+CHECK_EVERY = 2.0
 #: Seconds for which an entry counts whose run has not started yet.
 STARTING = 10.0
 
@@ -44,53 +50,80 @@ class Everywhere:
         self._flow = flow
         self._count = count
         self._indexes = tuple(indexes)
+        self._address = storage.address(RATES, (flow, "everywhere"))
         #: When runs may be free to start again, in loop time.
         self.free_at: float = 0.0
+        self._notices = 0
         self._name = storage.ids()
         #: The runs whose entries this worker has taken over from another one.
         self._taken_over: set[str] = set()
+        #: When to look again for entries whose runs do not run, in loop time.
+        self._check_at = 0.0
         self._ended: set[str] = set()
         self._returning: asyncio.Task[None] | None = None
-
-    def _slot(self) -> Slot:
-        return Slot(self._storage, RATES, (self._flow, "everywhere"), wait=2.0, lease=5.0)
 
     async def take(self, wanted: list[Address]) -> list[Address]:
         """Return those of the wanted runs that may start now. If some may not, ``free_at`` is in the future."""
         loop = asyncio.get_running_loop()
         if not wanted or loop.time() < self.free_at:
             return []
-        try:
-            async with self._slot() as slot:
-                entries = _entries(slot.data.get("runs", {}))
-                if len(entries) + len(wanted) > self._count:
-                    entries = await self._running(entries, slot.now)
-                others = {key: at for key, (name, at) in entries.items() if name != self._name}
-                starting = {key for key, at in others.items() if at > slot.now - STARTING}
-                got = [each for each in wanted if each.key in entries and each.key not in starting]
-                self._taken_over.update(each.key for each in got if each.key in others)
-                new = [each for each in wanted if each.key not in entries]
-                got += new[: max(self._count - len(entries), 0)]
-                full = len(entries) + len(new) > self._count
-                entries |= {each.key: (self._name, slot.now) for each in got}
-                slot.data = {
-                    "runs": {key: list(entry) for key, entry in entries.items()},
-                    "waiting": full or bool(slot.data.get("waiting")),
-                }
-                await slot.commit(expiry=DAY, force=True)
-        except (Busy, LeaseLost):
-            self.free_at = loop.time() + 0.1
+        notices = self._notices
+        for _ in range(ATTEMPTS):
+            stored, entries, waiting = await self._read()
+            before, now = dict(entries), (self._storage.clock or time.time)()
+            if len(entries) + len(wanted) > self._count and loop.time() >= self._check_at:
+                self._check_at = loop.time() + CHECK_EVERY
+                entries = await self._running(entries, now)
+            others = {key: at for key, (name, at) in entries.items() if name != self._name}
+            starting = {key for key, at in others.items() if at > now - STARTING}
+            got = [each for each in wanted if each.key in entries and each.key not in starting]
+            new = [each for each in wanted if each.key not in entries]
+            got += new[: max(self._count - len(entries), 0)]
+            full = len(entries) + len(new) > self._count
+            entries = entries | {each.key: (self._name, now) for each in got}
+            same = entries == before and waiting >= full
+            if same or await self._write(stored, entries, waiting=waiting or full):
+                break
+        else:
+            # Other workers were faster each time.
+            self.free_at = loop.time() + SHORT_PAUSE
             return []
-        except StoredDataError as error:
-            # The record expires by itself. Other flows go on.
-            logger.warning("flow %r starts no runs, because its limit cannot be read: %s", self._flow, error)
-            self.free_at = loop.time() + STARTING
-            return []
-        if len(got) < len(wanted):
+        # A place may have become free since the record was read.
+        if len(got) < len(wanted) and notices == self._notices:
             self.free_at = loop.time() + (PAUSE if full else SHORT_PAUSE)
+        self._taken_over.update(each.key for each in got if each.key in others)
         # They may be running again before the entries of their last time were removed.
         self._ended.difference_update(each.key for each in got)
         return got
+
+    def look_again(self) -> None:
+        """Read the limit as soon as a run is found, because a run may have ended in another worker."""
+        self.free_at = 0.0
+        self._notices += 1
+
+    async def _read(self) -> tuple[Stored | None, _Entries, bool]:
+        """Return the record, its entries, and whether workers wait for a place. A damaged record has no entries."""
+        stored: Stored | None = await self._storage.perform(Get(self._address))
+        if stored is None:
+            return None, {}, False
+        try:
+            data = self._storage.seal(self._address).data(stored.fields)
+        except StoredDataError as error:
+            logger.warning("the limit of flow %s is damaged, so it counts anew: %s", quoted(self._flow), error)
+            return stored, {}, False
+        return stored, _entries(data.get("runs", {})), bool(data.get("waiting"))
+
+    async def _write(self, stored: Stored | None, entries: _Entries, *, waiting: bool) -> bool:
+        """Write the entries if nobody has written meanwhile, and return whether they were written."""
+        storage, seal = self._storage, self._storage.seal(self._address)
+        data = {"runs": {key: list(entry) for key, entry in entries.items()}, "waiting": waiting}
+        change = Change(storage.ids(), replace=stored is not None, set=seal.fields(data), expiry=DAY, limit=seal.limit)
+        guard = Guard(absent=True) if stored is None else Guard(version=stored.version)
+        try:
+            await storage.perform(Apply(self._address, change, guard))
+        except (RecordExists, VersionChanged):
+            return False
+        return True
 
     async def _running(self, entries: _Entries, now: float) -> _Entries:
         """Return the entries without those whose runs do not run."""
@@ -118,24 +151,18 @@ class Everywhere:
         while self._ended:
             ended, waiting = set(self._ended), False
             try:
-                async with self._slot() as slot:
-                    entries = _entries(slot.data.get("runs", {}))
+                while True:
+                    stored, entries, waiting = await self._read()
                     ended &= self._ended
-                    waiting = bool(slot.data.get("waiting"))
-                    slot.data = {
-                        "runs": {
-                            key: [name, at]
-                            for key, (name, at) in entries.items()
-                            if key not in ended or name != self._name
-                        }
-                    }
-                    await slot.commit(expiry=DAY)
+                    left = {key: entry for key, entry in entries.items() if key not in ended or entry[0] != self._name}
+                    if left == entries or await self._write(stored, left, waiting=False):
+                        break
             except StepwellError as error:
                 # Entries of runs that do not run are removed later.
-                logger.debug("the limit of flow %r was not updated: %s", self._flow, error)
+                logger.debug("the limit of flow %s was not updated: %s", quoted(self._flow), error)
             self._ended -= ended
             if waiting:
-                self.free_at = 0.0
+                self.look_again()
                 for index in self._indexes:
                     wake_workers(self._storage, index)
 

@@ -59,7 +59,7 @@ class RunSource(RecordSource):
         """Read it as soon as a task may start; a run may have ended in another worker."""
         super().wake()
         if self.everywhere is not None:
-            self.everywhere.free_at = 0.0
+            self.everywhere.look_again()
 
     @property
     def limits_free_at(self) -> float:
