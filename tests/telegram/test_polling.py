@@ -35,6 +35,7 @@ from stepwell.fsm import (
 )
 from stepwell.record import INBOX
 from stepwell.slot import Slot
+from stepwell.storage import Apply
 from stepwell.storage.operations import Get
 from stepwell.telegram import BotApiError, BotClient, Sender, run_polling, run_polling_sync
 from stepwell.telegram.receiving.inbox import Inbox
@@ -318,15 +319,18 @@ async def test_a_handler_that_blocks_for_longer_than_its_lease_is_called_a_few_t
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock = Clock()
-    router = Router(FSM("my_bot", storage=MemoryStorage(clock=clock), flows=[], lease=30))
+    storage = MemoryStorage(clock=clock)
+    router = Router(FSM("my_bot", storage=storage, flows=[], lease=30))
     called = []
 
     @router.on(command("pay"))
     async def pay(ctx: Context) -> None:
         called.append(ctx.text)
         ctx.update_data(paid=True)
-        # The handler blocks, so the lease cannot be renewed.
+        # The handler blocks, so the lease cannot be renewed, and another worker writes the record.
         clock.advance(31)
+        address = storage.address("my_bot", (42, 42))
+        await storage.perform(Apply(address, storage.change(address, set=storage.seal(address).fields({"other": 1}))))
 
     @router.on(text())
     async def answer(ctx: Context) -> None:

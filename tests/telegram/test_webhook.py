@@ -17,6 +17,7 @@ from stepwell.botapi import BotAPI, Person
 from stepwell.errors import BotUnavailable, InvalidOption
 from stepwell.fsm import FSM, Context, Router, command, text
 from stepwell.log import Log
+from stepwell.storage import Apply
 from stepwell.telegram import BotClient, webhook
 from stepwell.testing import Clock, FaultyStorage
 from stepwell.web.serving import Serving
@@ -421,7 +422,8 @@ async def test_an_update_whose_write_may_have_been_applied_is_answered_before_th
 
 async def test_errors_of_a_handler_are_final_even_if_they_look_temporary(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    router = Router(FSM("my_bot", storage=MemoryStorage(clock=clock), flows=[]))
+    storage = MemoryStorage(clock=clock)
+    router = Router(FSM("my_bot", storage=storage, flows=[]))
     handled = []
 
     @router.on(text("unavailable"))
@@ -433,7 +435,10 @@ async def test_errors_of_a_handler_are_final_even_if_they_look_temporary(caplog:
     async def block(ctx: Context) -> None:
         handled.append(ctx.text)
         ctx.update_data(n=1)
+        # The lease ends, and another worker writes the record.
         clock.advance(31)
+        address = storage.address("my_bot", (42, 42))
+        await storage.perform(Apply(address, storage.change(address, set=storage.seal(address).fields({"other": 1}))))
 
     async with webhook(router, secret_token=SECRET, client=Interrupted()) as app:
         assert await app.handle(SECRET, message(1, "unavailable")) == 200
