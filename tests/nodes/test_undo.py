@@ -10,7 +10,7 @@ import pytest
 
 from stepwell import MemoryStorage, Storage
 from stepwell.errors import InvalidGraph, RunCancelled, RunFailed, RunStuck, Unstorable, UsageError
-from stepwell.nodes import BatchNode, Node, NodeFlow, RunHandle, Wait, linear, parallel, step, worker
+from stepwell.nodes import BatchNode, Node, NodeFlow, RunHandle, Wait, effect, linear, parallel, step, worker
 from stepwell.storage import Apply
 from stepwell.testing import Clock
 from tests.backends import Backend
@@ -482,3 +482,66 @@ async def test_a_cancelled_run_whose_undo_fails_is_stuck_and_only_a_second_cance
     with pytest.raises(RunCancelled, match="too late"):
         await flow.resume("r")
     assert ledger[2:] == [("undone", "r/b/1"), ("undone", "r/a/1")]
+
+
+async def test_an_effect_in_an_undo_does_not_run_twice_unless_somebody_decides_so(storage: Storage) -> None:
+    class Charge(Node):
+        async def exec(self, prep_res: Any) -> int:
+            return await pay(7)
+
+        def post(self, shared: Any, prep_res: Any, exec_res: Any) -> None:
+            raise Boom("after the payment")
+
+        async def undo(self, shared: Any, result: int) -> None:
+            await refund(result)
+            if not repaired:
+                raise Boom("after the refund")
+
+    @effect
+    async def pay(amount: int) -> int:
+        calls.append("pay")
+        return amount
+
+    @effect
+    async def refund(amount: int) -> None:
+        calls.append("refund")
+
+    calls: list[str] = []
+    repaired: list[bool] = []
+    flow = linear(Charge(replay="never"), storage=storage)
+    with pytest.raises(RunStuck, match="after the refund"):
+        await flow.run(flow_id="r")
+    repaired.append(True)
+    with pytest.raises(RunFailed, match="after the payment"):
+        await flow.resume("r")
+    assert calls == ["pay", "refund"]
+
+
+async def test_an_undo_that_was_interrupted_in_an_effect_is_stuck_until_somebody_lets_it_go_on(
+    storage: Storage,
+) -> None:
+    class Charge(Node):
+        async def undo(self, shared: Any, result: Any) -> None:
+            await refund()
+
+    @effect
+    async def refund() -> None:
+        calls.append("refund")
+        if len(calls) == 1:
+            begun.set()
+            await asyncio.Event().wait()
+
+    calls: list[str] = []
+    begun = asyncio.Event()
+    flow = linear(Charge, Fails, storage=storage)
+    running = asyncio.ensure_future(flow.run(flow_id="r"))
+    await begun.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    with pytest.raises(RunStuck, match="refund"):
+        await flow.resume("r")
+    assert calls == ["refund"]
+    with pytest.raises(RunFailed, match="sold out"):
+        await flow.resume("r")
+    assert calls == ["refund", "refund"]

@@ -70,11 +70,11 @@ async def execute(run: Execution, journal: Journal, params: Mapping[str, Any]) -
             return journal.shared
 
 
-async def execute_undo(run: Execution, journal: Journal) -> RunFailed | RunCancelled:
+async def execute_undo(run: Execution, journal: Journal, *, decided: bool) -> RunFailed | RunCancelled:
     """Go on to undo the nodes of a run, and return its end as an exception to raise."""
     async with _executing(run, journal):
         undo = run_table(journal.slot)["undo"]
-        ends = await undoing.go_on(journal, run)
+        ends = await undoing.go_on(journal, run, decided=decided)
         await release(journal)
     if ends == "cancelled":
         return RunCancelled(journal.flow_id, undo["reason"])

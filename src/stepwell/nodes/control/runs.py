@@ -325,7 +325,8 @@ async def _go_on_undoing(
         raise RunBusy(journal.flow_id, 0.0)
     try:
         await begin(journal, table["undo"]["ends"], table["undo"]["reason"])
-        return await execute_undo(new_execution(journal.program, journal.flow_id), journal)
+        run = new_execution(journal.program, journal.flow_id)
+        return await execute_undo(run, journal, decided=table["status"] != "running")
     finally:
         deaths.end_suspect(journal)
 

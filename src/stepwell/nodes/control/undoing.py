@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from stepwell._secrets import quoted
 from stepwell.errors import Conflict, EncodeError, RunStuck, StorageError, Unstorable
 from stepwell.nodes.deploy.position import new_path
+from stepwell.nodes.effects import is_effect, opened_effects
 from stepwell.nodes.queue import children
 from stepwell.nodes.run import lease
 from stepwell.nodes.run.branch import Branch
@@ -81,20 +82,27 @@ def _turned(slot: Slot, ends: Ending, reason: str | None) -> dict[str, Any]:
     return table
 
 
-async def go_on(journal: Journal, run: Execution) -> Ending:
+async def go_on(journal: Journal, run: Execution, *, decided: bool = False) -> Ending:
     """Undo the nodes that are left, commit the end of the run, release it, and return how it has ended.
 
+    ``decided``: somebody lets a run go on that was stuck, so effects run again whose outcome is unknown.
     Raises ``RunStuck`` if an ``undo`` fails for good.
     """
     slot = journal.slot
+    journal.parts.take_pending()
+    await journal.parts.load()
+    if decided:
+        loaded = list(journal.parts.loaded.values())
+        journal.parts.forget([name for each in loaded for name, one in opened_effects(each).items() if one.unknown])
     _, parts = await slot.parts_of_others("")
     shared = dict(slot.data)
     for name in sorted((name for name in parts if name.startswith(UNDO)), reverse=True):
         path, visit, _ = parts[name]
         try:
-            await _undo(journal, run, parts[name], shared, parts.get(PARAMS, {}))
+            node = await _undo(journal, run, parts[name], shared, parts.get(PARAMS, {}))
             slot.data = dict(shared)
-            await _commit_undone(journal, name, path, visit)
+            stale = [part for part in journal.parts.loaded.pop(node, {}) if is_effect(part)]
+            await _commit_undone(journal, [name, *stale], path, visit)
         except (Conflict, StorageError):
             # Another runner has the record, or the storage is unavailable.
             raise
@@ -121,8 +129,11 @@ async def go_on(journal: Journal, run: Execution) -> Ending:
 
 async def _undo(
     journal: Journal, run: Execution, completed: tuple[str, int, Any], shared: Any, params: Mapping[str, Any]
-) -> None:
-    """Call the ``undo`` of one visit: the path of its node, its number, and the result of ``exec``."""
+) -> str:
+    """Call the ``undo`` of one visit, and return the present path of its node.
+
+    ``completed``: the path of the node, the number of the visit, and the result of ``exec``.
+    """
     path, visit, result = completed
     program = journal.program
     stages = {stage.path: stage for stage in program.stages}
@@ -134,6 +145,7 @@ async def _undo(
     node = copy_node(stage, _params_of(program, stage, params))
     cursor = Cursor(run, stage.path, visit=visit, branch=Branch(journal, "", shared))
     await undo_node(stage, cursor, node, shared, result)
+    return stage.path
 
 
 def _params_of(program: Program, stage: Stage, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,7 +159,7 @@ def _params_of(program: Program, stage: Stage, params: Mapping[str, Any]) -> dic
     return merged
 
 
-async def _commit_undone(journal: Journal, name: str, path: str, visit: int) -> None:
+async def _commit_undone(journal: Journal, dropped: list[str], path: str, visit: int) -> None:
     slot = journal.slot
     table = run_table(slot)
     table["undone"] = [*table.get("undone", ()), [path, visit, round(slot.time(), 3)]][-LAST:]
@@ -156,7 +168,7 @@ async def _commit_undone(journal: Journal, name: str, path: str, visit: int) -> 
         journal.recover()
     set_table(slot, table)
     try:
-        await slot.commit(keep=True, timers=journal.watch_timer(), dropped_parts=[name])
+        await slot.commit(keep=True, timers=journal.watch_timer(), dropped_parts=dropped)
     except EncodeError as error:
         raise Unstorable(path, error.path, error.type_name, error.why) from error
     logger.info("node %s of run %s was undone", quoted(path), quoted(journal.flow_id))

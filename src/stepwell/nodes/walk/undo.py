@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from stepwell._secrets import quoted
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["undo_in_memory", "undo_node"]
 
+#: The effects of an ``undo`` are counted from here.
+EFFECTS = 1_000_000
+
 
 async def undo_node(stage: Stage, cursor: Cursor, node: Any, shared: Any, result: Any) -> None:
     """Undo one visit of a node; raise the error of its last attempt."""
@@ -26,6 +30,10 @@ async def undo_node(stage: Stage, cursor: Cursor, node: Any, shared: Any, result
     undoing = copy.copy(stage)
     undoing.exec = _with_one_argument(stage.undo)
     undoing.has_fallback = False
+    # It runs again after a crash. What must not is an effect inside it.
+    undoing.policy = replace(stage.policy, replay="safe")
+    # Those of the node itself may still be stored, if its post() has failed.
+    cursor.effects = [EFFECTS]
     undoing.threaded = not (is_async(undoing.exec) or stage.policy.inline or cursor.run.without_loop)
     token = enter(cursor)
     try:
