@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,16 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 async def call(visit: Visit, method: str, **params: Any) -> Any:
     """Call the Bot API as the bot of a playground."""
+    (answer,) = await call_at_once(visit, method, params)
+    return answer
+
+
+async def call_at_once(visit: Visit, method: str, *several: dict[str, Any]) -> list[Any]:
+    """Call one method several times at once."""
     url = f"{visit.play.api.url}/bot{visit.play.bot.token}/{method}"
     async with httpx.AsyncClient(trust_env=False, timeout=30) as http:
-        return (await http.post(url, json={"chat_id": 42, **params})).json()
+        calls = [http.post(url, json={"chat_id": 42, **params}) for params in several]
+        return [answer.json() for answer in await asyncio.gather(*calls)]
 
 
 def picture(path: Path, colour: str) -> Path:
@@ -212,6 +220,7 @@ async def test_nested_formatting_is_shown(visits: Any) -> None:
 
 async def test_with_limits_the_events_show_what_was_refused(visits: Any) -> None:
     visit = await visits(limits=True)
-    answers = [await call(visit, "sendMessage", text=f"message {number}") for number in range(12)]
+    # A slow machine keeps the limits of a second if it makes one call after the other.
+    answers = await call_at_once(visit, "sendMessage", *({"text": f"message {number}"} for number in range(12)))
     assert any(answer.get("parameters") == {"retry_after": 1} for answer in answers)
     await expect(visit.page.locator("#timeline .mark.bad").first).to_be_visible()
