@@ -27,6 +27,7 @@ from stepwell.storage import Storage
 from stepwell.storage.state_storage import is_configured
 from stepwell.storage.transport.starting import when_available
 from stepwell.storage.urls import as_storage
+from stepwell.turns import Turns
 
 __all__ = [
     "defines_main",
@@ -54,8 +55,9 @@ def file_beside(path: Path) -> str:
 def load_router(path: Path, storage: str | None = None) -> Router:
     """Import a bot's file and return its router.
 
-    The file defines ``router = Router(fsm)``, or ``make_router(storage)`` that returns one. ``storage`` replaces the
-    router's own; ``make_router`` gets it, or the URL of an SQLite file beside the bot.
+    The file defines ``router = Router(fsm)``, or ``make_router(storage)`` that returns one, or only
+    ``turns = Turns(...)``. ``storage`` replaces the router's own; ``make_router`` gets it, or the URL of an SQLite file
+    beside the bot.
     """
     module = load_module(path)
     make, router = getattr(module, "make_router", None), getattr(module, "router", None)
@@ -68,29 +70,36 @@ def load_router(path: Path, storage: str | None = None) -> Router:
         made = "make_router(storage) returned"
     else:
         made = "router is"
+        if router is None and isinstance(turns := getattr(module, "turns", None), Turns):
+            router = turns.as_router()
     if not isinstance(router, Router):
         absent = router is None and not callable(make)
         found = (
             f"{path.name} has no router" if absent else f"{path.name}: {made} a {type(router).__name__}, not a Router"
         )
-        raise UsageError(f"{found}; define router = Router(fsm), or make_router(storage) that returns one")
+        raise UsageError(
+            f"{found}; define router = Router(fsm), make_router(storage) that returns one, or turns = Turns(...)"
+        )
     if router.fsm is None:
         raise UsageError(f"the router of {path.name} has no machine; write Router(fsm)")
     if storage is not None and not callable(make):
         router.fsm.move_to(as_storage(storage))
+        for other in router.attached:
+            other.move_to(router.fsm.storage)
     return router
 
 
 def defines_router(path: Path) -> bool:
-    """Return whether a file defines ``make_router``, or a ``router`` of stepwell. The file is parsed, not run."""
-    imported = False
+    """Return whether a file defines ``make_router``, or stepwell's ``router`` or ``turns``. It is parsed, not run."""
+    imported = set[str]()
     for each in ast.parse(path.read_bytes(), str(path)).body:
         if isinstance(each, ast.FunctionDef) and each.name == "make_router":
             return True
         if isinstance(each, ast.ImportFrom) and (each.module or "").split(".")[0] == "stepwell":
-            imported = imported or any(name.name == "Router" and name.asname is None for name in each.names)
+            classes = {name.name for name in each.names if name.asname is None} & {"Router", "Turns"}
+            imported |= {name.lower() for name in classes}
         targets = each.targets if isinstance(each, ast.Assign) else ()
-        if imported and any(isinstance(target, ast.Name) and target.id == "router" for target in targets):
+        if any(isinstance(target, ast.Name) and target.id in imported for target in targets):
             return True
     return False
 

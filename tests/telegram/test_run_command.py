@@ -533,7 +533,7 @@ async def test_several_workers_need_a_shared_storage(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("code", "env", "error"),
     [
-        ("x = 1", {"BOT_TOKEN": "1:a"}, "bot.py has no router; define router = Router(fsm), or make_router(storage)"),
+        ("x = 1", {"BOT_TOKEN": "1:a"}, "bot.py has no router; define router = Router(fsm), make_router(storage)"),
         ("router = 1", {"BOT_TOKEN": "1:a"}, "bot.py: router is a int, not a Router"),
         ("def make_router(storage): return 1", {}, "bot.py: make_router(storage) returned a int, not a Router"),
         ("def make_router(): return 1", {}, "bot.py: make_router must be a def function of the storage"),

@@ -25,6 +25,7 @@ from stepwell.fsm.machine import FSM
 from stepwell.fsm.refusals import sending
 from stepwell.fsm.update import KINDS, ON_REQUEST, Update
 from stepwell.options import check, check_choice, check_function, check_instance, check_whole
+from stepwell.storage import Storage
 
 __all__ = ["Router"]
 
@@ -63,6 +64,10 @@ class Attached(Protocol):
 
     async def admit(self, update: Any) -> Any:
         """Take an update, and return what has become of it, with the calls to make in ``calls``."""
+        ...
+
+    def move_to(self, storage: Storage) -> None:
+        """Use another storage from now on."""
         ...
 
     def worker(self, *, send: Send, client: Any) -> AbstractAsyncContextManager[Any]:

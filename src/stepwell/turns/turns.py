@@ -23,7 +23,7 @@ from stepwell.engine import (
     serve_timers,
 )
 from stepwell.errors import InvalidOption, UsageError
-from stepwell.fsm import Router, Update, keys
+from stepwell.fsm import FSM, Router, Update, keys
 from stepwell.options import check_choice, check_function, check_instance, check_number, check_text, check_whole
 from stepwell.turns.admission import Admission, Admissions, calls_of
 from stepwell.turns.base import RunnerBase, Send, TurnsBase
@@ -161,6 +161,15 @@ class Turns(TurnsBase):
         check_instance(router, Router, "attach() takes a Router, got {}")
         router.attach(self)
 
+    def as_router(self) -> Router:
+        """Return a router that has only these turns, to run them: ``run_polling(turns.as_router())``.
+
+        ``stepwell run`` and ``stepwell play`` call it for a file that has ``turns`` and no ``router``.
+        """
+        router = Router(FSM(self.bot, storage=self.storage, flows=[]))
+        self.attach(router)
+        return router
+
     async def admit(self, update: Any) -> Admission:
         """Take an update, and return what has become of it, with the calls to make.
 
@@ -282,6 +291,10 @@ class Turns(TurnsBase):
     def handler_function(self) -> Handler:
         assert self._handler is not None
         return self._handler
+
+    def move_to(self, storage: Storage) -> None:
+        """Use another storage from now on. Call it before the first update. The present one is not closed."""
+        self.storage, self.clock = storage, StorageClock(storage)
 
     def timers(self, runner: Runner, concurrency: int = AT_ONCE) -> TimerSource:
         """Return the source of conversations that have anything to do."""
