@@ -1,4 +1,4 @@
-"""An agent in a chat: ``stepwell play examples/agent_bot.py``. OPENAI_API_KEY and ``pip install openai``: a real one."""
+"""An agent: ``stepwell play examples/agent_bot.py``. With OPENAI_API_KEY and ``pip install openai``: a real one."""
 
 import asyncio
 import importlib
