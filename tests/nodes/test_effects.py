@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from stepwell import Storage
-from stepwell.errors import InvalidOption, RunStuck, Unstorable, UsageError
+from stepwell.errors import InvalidOption, KeptError, RunStuck, Unstorable, UsageError
 from stepwell.nodes import BatchNode, Node, NodeFlow, RunHandle, effect, linear, worker
 from stepwell.nodes.control import ending
+from stepwell.nodes.run.journal import Journal
 from tests.backends import Backend
 
 
@@ -250,6 +251,47 @@ async def test_a_failed_run_whose_effect_has_raised_calls_it_again_when_it_is_re
         await flow.run({}, flow_id="r")
     assert await flow.resume("r") == {"receipts": ["receipt a"]}
     assert service.charged == ["a", "a"]
+
+
+@pytest.mark.parametrize("kind", ["node", "effect"])
+async def test_an_effect_that_raised_before_a_crash_raises_its_stored_error(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    service = Service()
+    service.errors = [OSError("refused")]
+    flow = linear(paying(kind, service), name="f", storage=storage)
+
+    async def killed(journal: Journal, error: Exception) -> list[str]:
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "fail", killed)
+        with pytest.raises(OSError, match="refused"):
+            await flow.run({}, flow_id="r")
+    with pytest.raises(KeptError, match="refused"):
+        await flow.resume("r")
+    assert service.charged == ["a"]
+    assert await flow.resume("r") == {"receipts": ["receipt a"]}
+
+
+async def test_the_outcome_of_an_effect_whose_result_cannot_be_stored_is_unknown(storage: Storage) -> None:
+    service = Service()
+
+    @effect
+    async def charge(order: str) -> object:
+        await service.charge(order)
+        return object()
+
+    class Wrong(Node):
+        async def exec(self, prep_res: Any) -> object:
+            return await charge("a")
+
+    flow = linear(Wrong(name="wrong"), name="f", storage=storage)
+    with pytest.raises(Unstorable):
+        await flow.run({}, flow_id="r")
+    with pytest.raises(RunStuck, match="is unknown"):
+        await flow.resume("r")
+    assert service.charged == ["a"]
 
 
 async def test_the_timeout_of_a_node_that_must_not_run_twice_is_an_unknown_outcome(storage: Storage) -> None:
