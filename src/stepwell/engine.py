@@ -48,6 +48,7 @@ from stepwell.record import (
     Version,
 )
 from stepwell.slot import Changes, Slot
+from stepwell.slot.process import has_died
 from stepwell.storage.base.loops import run_in_loop
 from stepwell.storage.contract import RunBatch
 from stepwell.storage.copying.copy import Copied, count_extra, count_records
@@ -134,6 +135,7 @@ __all__ = [
     "encode_value",
     "fingerprint",
     "from_json",
+    "has_died",
     "in_thread",
     "is_large",
     "is_registered",

@@ -109,6 +109,20 @@ async def test_a_message_that_was_admitted_by_a_killed_process_is_answered_once(
     assert dict(await until(files.answered, lambda found: len(found) == 3)) == {1: 1, 2: 1, 3: 1}
 
 
+async def test_a_turn_of_a_killed_process_goes_on_on_the_same_machine_long_before_its_lease_ends(
+    place: str, turns: Turns, workers: Workers, tmp_path: Path
+) -> None:
+    files, options = Files(tmp_path), {"lease": 300.0}
+    first = workers.start("run_turns", place, kill_at="in the tool", options=options, **files.options)
+    await first.wait_for("ready")
+    waiting = workers.start("run_turns", place, options=options, **files.options)
+    await waiting.wait_for("ready")
+    for number in range(1, 5):
+        await turns.admit(update(number, "pay", chat=number))
+    assert dict(await until(files.answered, lambda found: len(found) == 4)) == {1: 1, 2: 1, 3: 1, 4: 1}
+    assert len(lines(files.payments)) <= 4, "none was paid twice"
+
+
 async def test_a_worker_that_was_paused_past_its_lease_neither_writes_nor_sends(
     place: str, turns: Turns, workers: Workers, tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ from stepwell.storage import Apply, Operation
 from stepwell.turns import Turn, Turns
 
 #: Seconds. Another worker continues the turn of a killed one after them.
-LEASE = 2.5
+LEASE = 3.0
 #: Points at which a process can be killed while it runs a turn that asks, pays and answers.
 POINTS = (
     "start", "before the question", "behind the question", "asking", "before the intent", "behind the intent",

@@ -33,6 +33,13 @@ def has_died(token: str) -> bool:
     """Return whether the process of a holder ran on this machine and has ended; ``False`` if that is not certain.
 
     A process of another machine, of another boot, or of another container is never said to have died.
+
+    Example::
+
+        from stepwell.engine import Slot, has_died
+
+        async with Slot(storage, "counters", "visits") as slot:
+            assert not has_died(slot.guard.token)
     """
     place, _, process = token.rpartition("~")[2].partition(".")
     mine = process_mark()

@@ -276,6 +276,10 @@ class Turns(TurnsBase):
             self.runner = runner
             stack.callback(setattr, self, "runner", None)
             stack.push_async_callback(runner.close)
+            if self.storage.shared:
+                taking_over = asyncio.create_task(runner.take_over(), name="stepwell-turns-taken-over")
+                stack.push_async_callback(asyncio.wait, {taking_over})
+                stack.callback(taking_over.cancel)
             source.start()
             stack.push_async_callback(source.stop, timeout=drain)
             yield self

@@ -7,7 +7,18 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from stepwell.engine import Address, Slot, backoff, call_function, masked_text, replaced
+from stepwell.engine import (
+    TURNS,
+    Address,
+    Change,
+    Slot,
+    Stored,
+    backoff,
+    call_function,
+    has_died,
+    masked_text,
+    replaced,
+)
 from stepwell.errors import BotApiError, BotUnavailable, Conflict, StepwellError
 from stepwell.fsm.engine import report_refusal
 from stepwell.texts import fit
@@ -19,10 +30,12 @@ from stepwell.turns.record import (
     Running,
     StopReason,
     TurnTable,
+    change_of,
     failed_part,
     message_part,
     question_part,
     send_part,
+    table_of,
 )
 from stepwell.turns.running.attempt import Attempt
 from stepwell.turns.running.held import HeldRecord
@@ -38,6 +51,8 @@ RESEND: Final = (1.0, 300.0)
 MOST_FAILURES: Final = 20
 #: Seconds for the last write of a turn that is interrupted because its worker stops.
 STOP_TIMEOUT: Final = 5.0
+#: Seconds between two looks for the turns of processes that have died on this machine.
+LOOK_EVERY: Final = 1.0
 #: The most failed turns that a conversation keeps.
 MOST_FAILED: Final = 10
 #: The most bytes of the error of a failed turn.
@@ -97,6 +112,36 @@ class Runner(RunnerBase):
                 attempt.abandon()
                 await attempt.cancel()
             return None
+
+    async def take_over(self) -> None:
+        """Wake a worker for each turn whose process has died on this machine, until cancelled.
+
+        Otherwise it would wait until the time in its table, which is a lease after the last sign of life.
+        """
+        storage, turns = self.turns.storage, self.turns
+        while True:
+            try:
+                async for entry in storage.scan(TURNS, flow=turns.name, state="running"):
+                    if entry.address not in self.running and await self._wake_if_dead(entry.address):
+                        turns.wake()
+            except StepwellError as error:
+                logger.debug("the turns of dead processes cannot be looked for: %s", error)
+            await asyncio.sleep(LOOK_EVERY * storage.rng.uniform(0.8, 1.2))
+
+    async def _wake_if_dead(self, address: Address) -> bool:
+        storage, turns = self.turns.storage, self.turns
+        seal, now = storage.seal(address), await turns.clock.now()
+
+        def woken(stored: Stored | None) -> Change | None:
+            table = table_of(seal, stored)
+            turn = table.turn
+            if turn is None or turn.asking or turn.check is None or turn.check <= now or not has_died(turn.runner):
+                return None
+            return change_of(
+                storage, address, turns.name, replaced(table, turn=replaced(turn, check=now)), now=now, parts={}
+            )
+
+        return await storage.edit(address, woken) is not None
 
     def stop(self, address: Address, turn_id: str | None, reason: StopReason) -> None:
         """Stop a turn that runs in this process, at once. The table says so too."""
