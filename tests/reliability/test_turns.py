@@ -21,6 +21,7 @@ from tests.until import until
 
 MESSAGES = dose("TURN_MESSAGES", 150, 5000)
 KILLS = dose("TURN_KILLS", 5, 250)
+STOPS = dose("TURN_STOPS", 12, 2000)
 
 _ANSWER = re.compile(r"([0-9a-f]+) \[([0-9 ]*)\]\s*(.*)", re.DOTALL)
 
@@ -161,6 +162,36 @@ async def test_a_redeploy_counts_no_attempt_and_the_next_worker_goes_on_at_once(
     await turns.admit(pressed(2, files.cards()[0], 0))
     assert dict(await until(files.answered)) == {1: 1}
     assert len(files.cards()) == 1, "the question was asked once"
+
+
+async def test_a_stop_reaches_its_turn_on_another_worker_or_does_nothing(
+    shared_backend: Backend, place: str, turns: Turns, workers: Workers, tmp_path: Path
+) -> None:
+    """A stop names a turn. Either that is stopped, or it has ended and nothing later is."""
+    random, files = seeded(), Files(tmp_path)
+    worker = workers.start("stream_words", place, sent=str(files.sent))
+    await worker.wait_for("ready")
+    stopped: dict[str, float] = {}
+    late = 0
+    for number in range(1, STOPS + 1):
+        await turns.admit(update(number, "go", chat=number % 7 + 1))
+        await asyncio.sleep(random.uniform(0.05, 0.5))
+        status = await turns.status((number % 7 + 1, 0))
+        if status.turn is not None:
+            if await turns.stop(status.conversation, turn=status.turn):
+                stopped[status.turn] = asyncio.get_running_loop().time()
+            else:
+                late += 1
+
+    def ends() -> dict[str, str]:
+        texts = [call["text"].partition(" ")[::2] for (call,) in lines(files.sent) if call["text"] != "Stopped."]
+        return dict(texts)
+
+    await until(ends, lambda found: set(stopped) <= set(found))
+    marked = {turn for turn, text in ends().items() if text.endswith("[stopped]")}
+    assert marked <= set(stopped), "no other turn was stopped"
+    print(f"{STOPS} messages on {shared_backend.name}: {len(marked)} turns stopped, {len(stopped) - len(marked)} ended")
+    assert len(marked) >= STOPS // 10
 
 
 async def test_people_who_type_while_workers_are_killed_are_answered_once_each(

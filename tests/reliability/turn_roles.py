@@ -128,6 +128,25 @@ async def run_turns(
     report("stopped")
 
 
+async def stream_words(storage: Storage, report: Callable[..., None], *, sent: str) -> None:
+    """Run turns that stream some words, until killed."""
+    turns = Turns("bot", storage=storage, collect=0.05, lease=LEASE)
+
+    @turns.handler
+    async def answer(turn: Turn) -> Any:
+        yield turn.id
+        for _ in range(5):
+            await asyncio.sleep(0.1)
+            yield " word"
+
+    async def send(call: dict[str, Any]) -> None:
+        write_line(sent, call)
+
+    async with turns.worker(send=send, drain=0.0):
+        report("ready")
+        await asyncio.Event().wait()
+
+
 async def send_messages(
     storage: Storage, report: Callable[..., None], *, texts: list[str], first: int, chat: int = 42,
     kill_behind: int | None = None,

@@ -214,7 +214,7 @@ class Attempt(AttemptBase):
 
     def stop(self, reason: StopReason) -> None:
         """Cancel the handler, which ends at its next ``await``."""
-        if not self.turn.stopped.is_set():
+        if not (self.turn.stopped.is_set() or self.task.done()):
             self.stop_reason = reason
             self.turn.stopped.set()
             self.task.cancel()
