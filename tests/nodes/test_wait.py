@@ -675,7 +675,8 @@ async def test_an_answer_to_a_busy_run_raises_and_is_not_stored(
     flow = linear(parallel(Wait("ask"), Slow()), storage=storage)
     monkeypatch.setattr(lease, "hold", _held)
     running = asyncio.create_task(parked(flow.run(flow_id="r")))
-    await busy.wait()
+    await until(lambda: busy.is_set() or running.done())
+    assert not running.done()
 
     async def asked() -> bool:
         return bool((await flow.status("r")).waits)
@@ -693,7 +694,7 @@ async def test_an_answer_to_a_busy_run_raises_and_is_not_stored(
     assert await flow.resume(wait.id, "yes") == {"ask": "yes"}
 
 
-def _held(storage: Storage, flow_id: str, *, wait: float) -> Slot:
+def _held(storage: Storage, flow_id: str, *, wait: float, seconds: float | None = None) -> Slot:
     """A run is held with a usual lease, while others wait for it only for a moment."""
     return Slot(storage, RUNS, flow_id, wait=wait, lease=10.0)
 
