@@ -17,9 +17,11 @@ from stepwell.nodes import Node, NodeFlow, Parked, Wait, linear
 from stepwell.operate import edits
 from stepwell.operate.record import read
 from stepwell.slot import Slot
+from stepwell.turns import Turns
 from tests.backends import Backend
 from tests.backends.sqlite import SQLite
 from tests.cli.conftest import Command, Order
+from tests.turns.people import People
 
 FLOWS = """
 from stepwell.nodes import Node, NodeFlow, Wait
@@ -203,6 +205,17 @@ async def test_forget_deletes_the_logs_of_a_user(url: str, command: Command) -> 
     assert (await command("forget", "--user", "42", "--yes", "--json")).json["forgotten"] == 2
     async with open_storage(url) as storage:
         assert await Log(storage, "shop", 42).read() == []
+
+
+async def test_forget_deletes_the_turns_of_a_bot_without_conversations(url: str, command: Command) -> None:
+    async with open_storage(url) as storage:
+        turns = Turns("agent", storage=storage)
+        await turns.admit(People().message("secret"))
+    dry = (await command("forget", "agent", "--user", "42", "--dry-run", "--json")).json
+    assert dry["records"] == {"agent": ['("agent",(42,0))']}
+    assert (await command("forget", "agent", "--user", "42", "--yes", "--json")).json["forgotten"] == 1
+    async with open_storage(url) as storage:
+        assert await storage.namespaces() == ["shop"]
 
 
 @pytest.mark.every_backend

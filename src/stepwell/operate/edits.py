@@ -18,6 +18,7 @@ from stepwell.engine import (
     LOGS,
     NO_HEAD,
     REFUSED,
+    TURNS,
     Address,
     Applied,
     Apply,
@@ -195,10 +196,10 @@ async def has_traces(storage: Storage, address: Address, *, wait: float = 5.0) -
 
 
 async def records_of(storage: Storage, bot: str, *, user: int | None, chat: int | None, limit: int) -> list[Address]:
-    """Return the addresses of a user or a chat, with those of logs, and of deleted records that left a trace."""
+    """Return the addresses of a user or a chat, with those of logs, turns, and deleted records that left a trace."""
     tag = _tag(user, chat)
     found = await storage.traces(encode_namespace(bot, storage.limits), tag, limit=limit)
-    for namespace in (LOGS, REFUSED):
+    for namespace in (LOGS, REFUSED, TURNS):
         found += await storage.traces(namespace, log_tag(bot, tag), limit=limit - len(found))
     return found
 

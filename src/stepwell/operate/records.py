@@ -12,6 +12,7 @@ from stepwell.engine import (
     ANY,
     INBOX,
     LOGS,
+    TURNS,
     Any_,
     Due,
     Get,
@@ -106,18 +107,24 @@ async def bots(storage: Storage) -> list[str]:
 
 
 async def bots_with_logs(storage: Storage) -> list[str]:
-    """Return the names of the bots with records or logs. It reads the record of each log, without its entries."""
+    """Return the names of the bots with records, logs or turns. It reads the record of each, without its parts."""
     names = await bots(storage)
-    found = {decode_key(address.key)[0] async for page in pages(storage, Query(LOGS)) for address, _ in page}
-    return names + sorted(found.difference(names))
+    return names + sorted((await _bots_in(storage, LOGS) | await _bots_in(storage, TURNS)).difference(names))
+
+
+async def _bots_in(storage: Storage, namespace: str) -> set[str]:
+    """Return the names of the bots in the keys of a namespace. It reads its records."""
+    return {decode_key(address.key)[0] async for page in pages(storage, Query(namespace)) for address, _ in page}
 
 
 async def check_bot(storage: Storage, bot: str) -> None:
     """Raise ``UnknownBot`` if the storage has no records of a bot."""
     known = await bots(storage)
     # A bot that keeps no conversations has its inbox.
-    if bot not in known and await storage.perform(Get(storage.address(INBOX, bot))) is None:
-        raise UnknownBot(bot, known)
+    if bot in known or await storage.perform(Get(storage.address(INBOX, bot))) is not None:
+        return
+    if bot not in (with_turns := await _bots_in(storage, TURNS)):
+        raise UnknownBot(bot, sorted({*known, *with_turns}))
 
 
 async def counted(storage: Storage, bot: str, *, limit: int) -> tuple[list[Count], bool]:

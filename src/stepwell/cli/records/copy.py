@@ -36,7 +36,9 @@ def add(commands: Commands) -> None:
     )
     copy.add_argument("source", help="the URL of the storage to copy from; for a move, stop its bots first")
     copy.add_argument("target", help="the URL of the storage to copy to")
-    copy.add_argument("--bot", action="append", metavar="NAME", help="only this bot, with its logs; may be repeated")
+    copy.add_argument(
+        "--bot", action="append", metavar="NAME", help="only this bot, with its logs and turns; may be repeated"
+    )
     copy.add_argument("--runs", action="store_true", help="with --bot: the runs of node flows too")
     copy.add_argument("--keep", action="store_true", help="do not replace records of the target that differ")
     copy.add_argument(

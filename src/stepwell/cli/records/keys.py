@@ -35,7 +35,9 @@ def add(commands: Commands) -> None:
         action=_rotate,
         example="stepwell rotate-keys --storage sealed+sqlite:///bot.db",
     )
-    rotate.add_argument("--bot", action="append", metavar="NAME", help="only this bot, with its logs; may be repeated")
+    rotate.add_argument(
+        "--bot", action="append", metavar="NAME", help="only this bot, with its logs and turns; may be repeated"
+    )
     add_yes(rotate)
 
 

@@ -87,7 +87,8 @@ async def copy_records(
     progress: Callable[[Copied], None] | None = None,
 ) -> Copied:
     """Copy all records, or those of some bots: ``namespaces`` are bots' names, ``record.RUNS`` for node runs, or
-    ``record.LOGS`` for all logs. A bot is copied with its logs, its inbox and the copies of its damaged records.
+    ``record.LOGS`` for all logs. A bot is copied with its logs, its turns, its inbox and the copies of its damaged
+    records.
 
     It copies flow, state, revision, history, data, tags, deadline, expiry, queue, parts, and the memo of handled
     updates. It does not copy claims and tombstones. The time that remains until a deadline or an expiry stays the

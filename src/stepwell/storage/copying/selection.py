@@ -1,4 +1,4 @@
-"""Which records of a storage belong to some bots: conversations, logs, unfinished updates, and copies in quarantine."""
+"""Which records of a storage belong to some bots: conversations, logs, turns, inboxes, and copies in quarantine."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from stepwell._secrets import quoted
 from stepwell.codec import decode_key, decode_namespace, encode_namespace
 from stepwell.errors import InvalidOption, StoredDataError, Unsupported
-from stepwell.record import INBOX, LOGS, PROCESSES, QUARANTINE, REFUSED, Address, ReservedNamespace
+from stepwell.record import INBOX, LOGS, PROCESSES, QUARANTINE, REFUSED, TURNS, Address, ReservedNamespace
 from stepwell.storage.contract import Storage
 from stepwell.storage.listing import Query
 
 __all__ = ["OF_BOTS", "Selection", "belongs_to"]
 
 #: Namespaces with records of all bots, whose keys name the bot.
-OF_BOTS = (LOGS, INBOX, REFUSED, QUARANTINE)
+OF_BOTS = (LOGS, TURNS, INBOX, REFUSED, QUARANTINE)
 #: The number of records of a page.
 AT_ONCE = 100
 
@@ -42,6 +42,9 @@ class Selection:
             there = await source.namespaces()
             for name in given:
                 if name not in there and type(name) is not ReservedNamespace:
+                    if TURNS in there and await _has_turns(source, decode_namespace(name)):
+                        # A bot of turns only keeps no conversations of its own.
+                        continue
                     bots = ", ".join([repr(decode_namespace(each)) for each in there]) or "nothing"
                     raise InvalidOption(
                         f"the source has no records of the bot {quoted(decode_namespace(name))}; it has {bots}"
@@ -67,8 +70,18 @@ class Selection:
         return self._given is None or address.namespace in self._given or belongs_to(address, self._bots)
 
 
+async def _has_turns(storage: Storage, bot: str) -> bool:
+    after: Any = None
+    while True:
+        records, after = await storage.page(Query(TURNS), after, AT_ONCE)
+        if any(belongs_to(address, {bot}) for address, _ in records):
+            return True
+        if after is None:
+            return False
+
+
 def belongs_to(address: Address, bots: Collection[str]) -> bool:
-    """Return whether a log, an inbox or a copy in quarantine is that of one of these bots."""
+    """Return whether a log, an inbox, a conversation of turns or a copy in quarantine is that of one of these bots."""
     try:
         key = decode_key(address.key)
     except StoredDataError:
@@ -77,10 +90,10 @@ def belongs_to(address: Address, bots: Collection[str]) -> bool:
         return key in bots
     if type(key) is not tuple or len(key) != 2:
         return False
-    if address.namespace in (LOGS, REFUSED):
+    if address.namespace in (LOGS, REFUSED, TURNS):
         return key[0] in bots
     original = Address(*key)
-    if original.namespace in (LOGS, INBOX, REFUSED):
+    if original.namespace in (LOGS, INBOX, REFUSED, TURNS):
         return belongs_to(original, bots)
     return decode_namespace(original.namespace) in bots
 

@@ -67,8 +67,8 @@ async def rotate_keys(
 ) -> Rotated:
     """Encrypt all records again with the first key of a storage, or those of some bots.
 
-    ``namespaces``: names of bots, whose conversations, logs, updates in the inbox and copies in quarantine are
-    encrypted; ``record.RUNS`` for node runs.
+    ``namespaces``: names of bots, whose conversations, logs, turns, updates in the inbox and copies in quarantine
+    are encrypted; ``record.RUNS`` for node runs.
 
     Bots may run meanwhile, if they have the new key. A record is written only in the version that was read, so no
     write of a bot is lost. You may repeat it after an interruption: records with the newest key are only read. With

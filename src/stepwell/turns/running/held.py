@@ -67,9 +67,13 @@ class HeldRecord:
 
     async def _get(self, parts: Any) -> Stored | None:
         stored: Stored | None = await self.storage.perform(Get(self.address, parts))
-        if stored is not None and self.slot.base and stored.base != self.slot.base:
-            raise RecordReplaced(self.address.text)
+        self._check_base(stored)
         return stored
+
+    def _check_base(self, stored: Stored | None) -> None:
+        """Raise ``RecordReplaced`` if the record was deleted since it was claimed."""
+        if self.slot.base and (stored is None or stored.base != self.slot.base):
+            raise RecordReplaced(self.address.text)
 
     async def write(
         self,
@@ -91,6 +95,7 @@ class HeldRecord:
 
         def decide(stored: Stored | None) -> Change | None:
             nonlocal written, stays
+            self._check_base(stored)
             before = table_of(self.seal, stored)
             after = change(before)
             if after is None:

@@ -448,13 +448,15 @@ class Runner(RunnerBase):
             return {**changed, **(failed or {})}
 
         bodies = [seal.json(entry, record.storage.limits.item).encode() for entry in entries]
-        await record.write(
+        if not await record.write(
             after,
             parts,
             entries=bodies,
             keep=lambda table: bool(calls) or _has_work(table),
             tags=lambda tags: turns.tags_with(tags, failed=bool(failed or record.table.failed)),
-        )
+        ):
+            # The table and the calls that the earlier try has written.
+            await record.load()
         turns.ended(record.address, turn, slot.now, how, error)
 
     async def _leave(self, attempt: Attempt) -> None:
