@@ -98,5 +98,5 @@ async def test_a_running_turn_whose_user_is_forgotten_writes_and_sends_nothing(b
         await forgotten.wait()
         assert turns.runner is not None
         await until(lambda: turns.runner.running, lambda running: not running)  # type: ignore[union-attr, attr-defined]
+        assert [each async for each in turns.conversations()] == []
     assert people.sent == []
-    assert [each async for each in turns.conversations()] == []
