@@ -24,6 +24,9 @@ nitpicky = True
 # Annotations name types of other packages, type variables and internal classes, which have no page.
 nitpick_ignore_regex = [("py:(class|obj|exc|data|func)", r".*")]
 
+# The type set of Python in an annotation, and the field of that name of a change.
+suppress_warnings = ["ref.python"]
+
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 autodoc_typehints_format = "short"

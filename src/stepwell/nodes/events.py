@@ -62,7 +62,7 @@ class Event:
     #: How often the runner of the run has died since its last completed node (of ``run.started``).
     recoveries: int = 0
     #: The W3C ``traceparent`` of the call that has submitted or started the run, and that of the run before it parked
-    #: or its runner stopped (of ``run.started`` of a stored run, if :mod:`stepwell.adapters.otel` was in use then).
+    #: or its runner stopped (of ``run.started`` of a stored run, if ``stepwell.adapters.otel`` was in use then).
     trace: str | None = None
     link: str | None = None
 
