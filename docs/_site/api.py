@@ -53,7 +53,8 @@ def directive(module: str, name: str, value: object) -> str:
         return f"{head}.. automodule:: {value.__name__}\n   :no-index:\n"
     if inspect.isbuiltin(value) and not value.__module__.startswith("stepwell"):
         # Its docstring has the markup of the other package.
-        return f"{head}.. py:function:: {name}(...)\n\n   ``{value.__module__.partition(".")[0]}.{value.__qualname__}``\n"
+        package = value.__module__.partition(".")[0]
+        return f"{head}.. py:function:: {name}(...)\n\n   The function ``{value.__qualname__}`` of {package}.\n"
     if not inspect.isclass(value):
         kind = "autofunction" if inspect.isroutine(value) else "autodata"
         return f"{head}.. {kind}:: {name}\n"
