@@ -51,7 +51,7 @@ def directive(module: str, name: str, value: object) -> str:
     head = f".. currentmodule:: {module}\n\n.. highlight:: python\n\n"
     if inspect.ismodule(value):
         return f"{head}.. automodule:: {value.__name__}\n   :no-index:\n"
-    if inspect.isbuiltin(value) and not value.__module__.startswith("stepwell"):
+    if inspect.isbuiltin(value) and value.__module__ and not value.__module__.startswith("stepwell"):
         # Its docstring has the markup of the other package.
         package = value.__module__.partition(".")[0]
         return f"{head}.. py:function:: {name}(...)\n\n   The function ``{value.__qualname__}`` of {package}.\n"
