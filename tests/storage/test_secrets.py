@@ -231,7 +231,8 @@ async def test_every_call_that_takes_a_storage_takes_a_url_and_closes_the_storag
     async with worker([flow], storage=url):
         pass
     check_closed()
-    assert (await copy_records(url, other)).written == 1
+    # The run, and the graph of its flow.
+    assert (await copy_records(url, other)).written == 2
     check_closed()
     await run_async_batch(NodeFlow(start=Items()), {}, storage=url)
     check_closed()

@@ -36,6 +36,8 @@ async def die(agent: Agent) -> None:
     runner: Any = agent.turns.runner
     (attempt,) = runner.running.values()
     slot = attempt.record.slot
+    # A holder that renews its claim would take it again, because nobody else has.
+    agent.turns.storage.renewals.discard(slot)
     await agent.turns.storage.perform(_release(slot))
     await forever()
 
