@@ -92,13 +92,14 @@ async def stepwell_chat(request: pytest.FixtureRequest) -> AsyncIterator[Callabl
 
     from stepwell.fsm import Router
     from stepwell.testing import Chat
+    from stepwell.turns import Turns
 
     async with AsyncExitStack() as chats:
 
         def make(bot: Any, **options: Any) -> Chat:
             # A storage that is an object has its own clock.
             opens = options.get("storage") is None or isinstance(options["storage"], str)
-            if "stepwell_clock" in request.fixturenames and not isinstance(bot, Router) and opens:
+            if "stepwell_clock" in request.fixturenames and not isinstance(bot, Router | Turns) and opens:
                 options.setdefault("clock", request.getfixturevalue("stepwell_clock"))
             chat = Chat(bot, **options)
             chats.push_async_exit(chat)

@@ -442,7 +442,7 @@ def test_anything_but_a_router_or_its_factory_is_refused() -> None:
         Chat(lambda: make_router("memory://"))  # type: ignore[arg-type, misc]
     with pytest.raises(InvalidOption, match="a function that makes one"):
         Chat(make_router(MemoryStorage()).fsm)  # type: ignore[arg-type]
-    with pytest.raises(InvalidOption, match="must return a Router, got None"):
+    with pytest.raises(InvalidOption, match="must return a Router or Turns, got None"):
         Chat(lambda storage: None)  # type: ignore[arg-type, return-value]
     with pytest.raises(InvalidOption, match="no machine"):
         Chat(Router())

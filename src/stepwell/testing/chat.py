@@ -19,6 +19,7 @@ from stepwell.storage import Storage
 from stepwell.testing.clock import Clock
 from stepwell.testing.telegram import ChatClient, ChatThread, OnRefused, Telegram, buttons_of, text_of, thread_of
 from stepwell.testing.workers import MakeRouter, Workers
+from stepwell.turns import Turns
 
 __all__ = ["Chat"]
 
@@ -38,6 +39,12 @@ class Chat:
     A pressed button that the bot does not answer with ``answerCallbackQuery`` gets an empty answer, which ``calls`` has
     too, because a runner does the same.
 
+    A bot may also be ``Turns``, or have some attached. Its turns run in ``ask`` and ``advance``; see ``advance``. Use
+    ``async with`` then, which ends them::
+
+        async with Chat(turns) as chat:
+            assert await chat.ask("hi") == ["Hello"]
+
     Telegram's rules for methods, texts and keyboards apply: a call that Telegram would refuse raises
     ``BotApiError``. With ``on_send_error(call, error)`` it is passed to that function instead, as ``run_polling``
     does.
@@ -48,7 +55,7 @@ class Chat:
 
     def __init__(
         self,
-        bot: Router | MakeRouter,
+        bot: Router | Turns | MakeRouter,
         *,
         storage: Storage | str | None = None,
         workers: int = 1,
@@ -58,7 +65,9 @@ class Chat:
     ) -> None:
         self._workers = Workers(bot, storage, workers, clock)
         self._telegram = Telegram(self._workers.now, on_send_error)
-        self._workers.show_timers(self._telegram.send_for_timer, ChatClient(self._telegram))
+        self._workers.show_timers(
+            self._telegram.send_for_timer, self._telegram.send_for_turn, ChatClient(self._telegram)
+        )
         self._user: dict[str, Any] = _person(user)
         self._group: dict[str, Any] | None = None
         self._thread: int | None = None
@@ -102,6 +111,13 @@ class Chat:
     async def send(self, text: str | None = None, **fields: Any) -> list[str]:
         """Send a message; ``fields`` are fields of the Bot API, such as ``photo=[...], caption="Me"``."""
         return await self.deliver(self._written(text, fields))
+
+    async def ask(self, text: str | None = None, **fields: Any) -> list[str]:
+        """Send a message to a bot with turns, let the turn run to its end or its question, and return its answers.
+
+        The time advances until no further message is waited for. ``fields``: see ``send``.
+        """
+        return [*await self.send(text, **fields), *await self.advance(self._workers.longest_window)]
 
     async def send_at_once(self, *texts: str) -> list[list[str]]:
         """Send several messages at once; the workers get them in turn."""
@@ -169,14 +185,20 @@ class Chat:
         """Restart the bot over the same storage; another function makes its next release."""
         await self._workers.restart(make_router)
 
-    def kill_next(self, *, after_commit: bool = False) -> None:
+    def kill_next(self, at: str | None = None, *, after_commit: bool = False) -> None:
         """Kill the bot while it handles the next update, and restart it.
 
         Its handler runs, and nothing is written; with ``after_commit`` its changes are written, and its answers are
         not sent. Then call ``redeliver()``, as Telegram does. The answers of timers are not sent either; a worker
         sends them after ``advance(60)``.
+
+        ``at`` a point of a turn, the bot is killed and restarted there: ``"start"`` (its attempt is stored),
+        ``"before tool"``, ``"in tool"`` (it has run, and its result is not stored), ``"behind tool"``, ``"before end"``
+        and ``"behind end"`` of the write that ends the turn, ``"behind send"``, or ``"asking"`` (it waits for people).
+        The turn goes on after the lease: ``await chat.advance(30)``. A tool with ``replay="safe"`` has no
+        ``"before tool"``.
         """
-        self._workers.kill_next("after commit" if after_commit else "before commit")
+        self._workers.kill_next("after commit" if after_commit else "before commit", at=at)
 
     async def block(self) -> list[str]:
         """Block the bot: its calls to this user are refused with ``BotBlocked``. The bot gets the update.
@@ -214,11 +236,18 @@ class Chat:
         """Make Telegram unreachable for the next calls to any chat; they raise ``BotUnavailable``."""
         self._telegram.bot.cut(times=times)
 
-    async def advance(self, seconds: float) -> list[str]:
-        """Advance the storage's clock and fire due timers; return what they answered here."""
+    async def advance(self, seconds: float, *, until: asyncio.Event | None = None) -> list[str]:
+        """Advance the storage's clock and fire due timers; return what they answered here.
+
+        Of a bot with turns it shuts the windows of messages, and runs all turns that are due. It returns when each of
+        them has ended or waits for people, or when the bot is killed. ``until``: an event that a handler sets; it then
+        returns at once, and the turn goes on while you send further messages. Let it end with ``advance(0)``, whose
+        result has the answers since. While a turn runs, advance by less than its lease.
+        """
         self._workers.advance(seconds)
-        before = len(self._answers())
-        await self._workers.tick()
+        before = self._telegram.take_late(self._chat_thread, len(self._answers()))
+        with self._telegram.advancing():
+            await self._workers.tick(until)
         unexpected, self._telegram.unexpected = self._telegram.unexpected, None
         if unexpected is not None:
             raise unexpected

@@ -7,6 +7,7 @@ import inspect
 import os
 import random
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -103,6 +104,9 @@ class Telegram:
         self._query_ids = count(180_388_626_434)
         self._chats: dict[int | str, dict[str, Any]] = {}
         self._now = now
+        #: Whether the test advances the time, and how many messages were in a chat before one of a turn came otherwise.
+        self._advancing = False
+        self._late: dict[ChatThread, int] = {}
 
     # Users
 
@@ -217,6 +221,26 @@ class Telegram:
             raise
         except BotApiError as error:
             self.unexpected = self.unexpected or error
+
+    async def send_for_turn(self, call: dict[str, Any]) -> None:
+        """Apply a call of a turn. One that is sent while the test does not advance the time is reported later."""
+        if not self._advancing:
+            thread = ChatThread(call.get("chat_id", 0), call.get("message_thread_id"))
+            self._late.setdefault(thread, sum(each["from"]["is_bot"] for each in self.seen(thread)))
+        await self.send_for_timer(call)
+
+    @contextmanager
+    def advancing(self) -> Iterator[None]:
+        """Return a block whose calls the test reports itself."""
+        self._advancing = True
+        try:
+            yield
+        finally:
+            self._advancing = False
+
+    def take_late(self, thread: ChatThread, now: int) -> int:
+        """Return how many messages of the bot were there before the first one that is not reported yet."""
+        return min(self._late.pop(thread, now), now)
 
     def _fail(self, call: dict[str, Any]) -> None:
         method, chat = call["method"], call.get("chat_id")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import time
 from collections.abc import Callable
@@ -16,23 +17,24 @@ from stepwell.fsm.conversation.conversation import Conversation
 from stepwell.options import check_instance, check_whole
 from stepwell.storage import MemoryStorage, Storage, open_storage
 from stepwell.testing.clock import Clock
+from stepwell.testing.turn_workers import Killed, TurnWorkers
+from stepwell.turns import Turns
 
 __all__ = ["MakeRouter", "Workers"]
 
-MakeRouter = Callable[[Any], Router]
-
-
-class Killed(BaseException):
-    """The bot's process ends here. Not an ``Exception``, so that a bot does not handle it."""
+#: Makes a bot for a storage.
+MakeRouter = Callable[[Any], Router | Turns]
 
 
 class Workers:
     """The routers, which get updates in turn, and their storages."""
 
     def __init__(
-        self, bot: Router | MakeRouter, storage: Storage | str | None, count: int, clock: Clock | None
+        self, bot: Router | Turns | MakeRouter, storage: Storage | str | None, count: int, clock: Clock | None
     ) -> None:
         check_whole(count, "workers must be 1 or more, got {}", least=1)
+        if isinstance(bot, Turns):
+            bot = bot.as_router()
         if isinstance(bot, Router):
             if storage is not None or clock is not None or count > 1:
                 raise InvalidOption(
@@ -52,6 +54,8 @@ class Workers:
         self.clock: Clock | None = clock
         self._storage = storage
         self._show: Send | None = None
+        self._show_turn: Send | None = None
+        self._turns = TurnWorkers()
         self._client: BotMethods | None = None
         #: Kill the bot at the next update or timer: before its commit, or after it.
         self._kill: str | None = None
@@ -74,6 +78,7 @@ class Workers:
 
     async def handle(self, update: dict[str, Any]) -> list[dict[str, Any]]:
         """Handle an update with the next worker, and return the calls to make; none if the bot is killed."""
+        await self._restart_if_dead()
         router = self.next()
         if self._kill is None:
             return await router.handle(update)
@@ -90,11 +95,14 @@ class Workers:
         """Whether the next update kills the bot."""
         return self._kill is not None
 
-    def kill_next(self, when: str) -> None:
-        """Kill the bot at the next update or timer."""
+    def kill_next(self, when: str, *, at: str | None = None) -> None:
+        """Kill the bot at the next update or timer, or ``at`` a point of a turn."""
         if self._make is None:
             raise UsageError("kill_next() needs a function that makes the router: Chat(make_router), not Chat(router)")
-        self._kill = when
+        if at is not None:
+            self._turns.kill_at(at, self._routers)
+        else:
+            self._kill = when
 
     def advance(self, seconds: float) -> None:
         """Advance the clocks of the storages. A memory that uses the system clock gets a clock of its own."""
@@ -119,8 +127,25 @@ class Workers:
         for clock in clocks:
             clock.advance(seconds)
 
-    async def tick(self) -> None:
-        """Fire the due timers of every worker."""
+    async def tick(self, until: asyncio.Event | None = None) -> None:
+        """Fire the due timers of every worker, and run the turns that are due until they end or wait for people."""
+        await self._restart_if_dead()
+        await self._fire_timers()
+        assert self._show_turn is not None
+        if await self._turns.serve(self._routers, self._show_turn, self._client):
+            await self._turns.settle(until)
+            await self._restart_if_dead()
+
+    @property
+    def longest_window(self) -> float:
+        """The seconds after which the messages of a turn are complete."""
+        return self._turns.longest_window(self._routers)
+
+    async def _restart_if_dead(self) -> None:
+        if self._turns.dead:
+            await self.restart(None)
+
+    async def _fire_timers(self) -> None:
         if self._kill != "before commit":
             try:
                 for router in self._routers:
@@ -138,9 +163,12 @@ class Workers:
         assert self._show is not None
         await self._show(call)
 
-    def show_timers(self, show: Send, client: BotMethods) -> None:
-        """Call ``show`` with each call of a timer, before the bot's own ``send``, if any; ``client`` is ``ctx.bot``."""
-        self._show, self._client = show, client
+    def show_timers(self, show: Send, show_turn: Send, client: BotMethods) -> None:
+        """Call ``show`` with each call of a timer, before the bot's own ``send``, if any; ``client`` is ``ctx.bot``.
+
+        ``show_turn`` is called with each call of a turn.
+        """
+        self._show, self._show_turn, self._client = show, show_turn, client
         for router in self._routers:
             self._prepare(router)
 
@@ -160,6 +188,7 @@ class Workers:
             await _fsm_of(router).storage.open()
 
     async def stop(self) -> None:
+        await self._turns.stop()
         for router in self._routers:
             storage = _fsm_of(router).storage
             # The caller closes a storage that was passed in.
@@ -167,9 +196,10 @@ class Workers:
                 await storage.close()
 
     def _made(self, make: MakeRouter) -> list[Router]:
-        routers = [make(self._opened()) for _ in range(self._count)]
+        bots = [make(self._opened()) for _ in range(self._count)]
+        routers = [bot.as_router() if isinstance(bot, Turns) else bot for bot in bots]
         for router in routers:
-            check_instance(router, Router, "Chat(make_router): the function must return a Router, got {}")
+            check_instance(router, Router, "Chat(make_router): the function must return a Router or Turns, got {}")
             _fsm_of(router)
             if self._show is not None:
                 self._prepare(router)
@@ -208,7 +238,7 @@ def _checked(make: MakeRouter) -> MakeRouter:
         inspect.signature(make).bind(None)
     except TypeError:
         raise InvalidOption(
-            f"Chat takes a Router or a function that makes one: def make_router(storage); got {quoted(make)}"
+            f"Chat takes a Router, Turns, or a function that makes one: def make_router(storage); got {quoted(make)}"
         ) from None
     return make
 
