@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import signal
+import uuid
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stepwell import Storage
-from stepwell.turns import Turns
+from stepwell import Storage, open_storage
+from stepwell.turns import Turn, Turns
 from tests.backends import Backend
 from tests.reliability.dose import LARGE, dose, seeded
 from tests.reliability.turn_roles import LEASE, POINTS, lines, pressed, update
 from tests.reliability.workers import Workers
+from tests.servers import postgres
+from tests.servers.proxy import Proxy
+from tests.servers.redis import the_server
 from tests.until import until
 
 MESSAGES = dose("TURN_MESSAGES", 150, 5000)
 KILLS = dose("TURN_KILLS", 5, 250)
-STOPS = dose("TURN_STOPS", 12, 2000)
+STOPS = dose("TURN_STOPS", 24, 2400)
+#: How many chats write at once.
+CHATS = 12
+CUTS = dose("TURN_CUTS", 30, 1000)
 
 _ANSWER = re.compile(r"([0-9a-f]+) \[([0-9 ]*)\]\s*(.*)", re.DOTALL)
 
@@ -171,27 +179,75 @@ async def test_a_stop_reaches_its_turn_on_another_worker_or_does_nothing(
     random, files = seeded(), Files(tmp_path)
     worker = workers.start("stream_words", place, sent=str(files.sent))
     await worker.wait_for("ready")
-    stopped: dict[str, float] = {}
-    late = 0
-    for number in range(1, STOPS + 1):
-        await turns.admit(update(number, "go", chat=number % 7 + 1))
-        await asyncio.sleep(random.uniform(0.05, 0.5))
-        status = await turns.status((number % 7 + 1, 0))
-        if status.turn is not None:
-            if await turns.stop(status.conversation, turn=status.turn):
-                stopped[status.turn] = asyncio.get_running_loop().time()
-            else:
-                late += 1
+    stopped: set[str] = set()
+
+    async def chat(number: int) -> None:
+        for place in range(STOPS // CHATS):
+            await turns.admit(update(number + CHATS * place, "go", chat=number))
+            if place % 2:
+                await until(lambda: turns.status((number, 0)), lambda status: status.turn is not None)
+            await asyncio.sleep(random.uniform(0, 0.6))
+            status = await turns.status((number, 0))
+            if status.turn is not None and await turns.stop((number, 0), turn=status.turn):
+                stopped.add(status.turn)
+
+    await asyncio.gather(*map(chat, range(1, CHATS + 1)))
 
     def ends() -> dict[str, str]:
         texts = [call["text"].partition(" ")[::2] for (call,) in lines(files.sent) if call["text"] != "Stopped."]
         return dict(texts)
 
-    await until(ends, lambda found: set(stopped) <= set(found))
+    await until(ends, lambda found: stopped <= set(found))
     marked = {turn for turn, text in ends().items() if text.endswith("[stopped]")}
-    assert marked <= set(stopped), "no other turn was stopped"
+    assert marked <= stopped, "no other turn was stopped"
     print(f"{STOPS} messages on {shared_backend.name}: {len(marked)} turns stopped, {len(stopped) - len(marked)} ended")
-    assert len(marked) >= STOPS // 10
+    assert len(marked) >= STOPS // 20
+
+
+@pytest.mark.parametrize("kind", ["redis", "postgres"])
+async def test_cut_connections_lose_and_double_no_message(kind: str) -> None:
+    """Connections are cut before a write, behind it, and before its answer."""
+    port = postgres.shared().port if kind == "postgres" else the_server().port
+    name = f"turns{uuid.uuid4().hex[:16]}"
+    answered: Counter[int] = Counter()
+
+    async def send(call: dict[str, Any]) -> None:
+        answered.update(int(number) for number in call["text"].split())
+
+    async with Proxy(port, seed=7) as proxy:
+        url = f"redis://127.0.0.1:{proxy.port}/0?prefix={name}"
+        if kind == "postgres":
+            url = f"postgresql://postgres@127.0.0.1:{proxy.port}/postgres?schema={name}&sslmode=disable"
+        async with open_storage(url, timeout=1.0, sweep_every=None) as storage:
+            turns = Turns("bot", storage=storage, collect=0.0, lease=20.0)
+
+            @turns.handler
+            async def answer(turn: Turn) -> None:
+                ids = " ".join(str(message.update.update_id) for message in turn.messages)
+                turn.history.append(ids)
+                turn.answer(ids)
+
+            numbers = iter(range(1, 1_000_000))
+            admitted: list[int] = []
+
+            async def write(chat: int) -> None:
+                while proxy.cuts < CUTS:
+                    message = update(next(numbers), "go", chat=chat)
+                    admitted.append(message["update_id"])
+                    for _ in range(100):
+                        # Telegram delivers it again, until it is confirmed.
+                        with contextlib.suppress(OSError):
+                            await turns.admit(message)
+                            break
+
+            async with turns.worker(send=send, drain=0.0):
+                proxy.cut_rate = 0.1
+                await asyncio.gather(*map(write, range(1, 6)))
+                proxy.cut_rate = 0.0
+                await until(lambda: set(answered) == set(admitted))
+                kept = [number for chat in range(1, 6) for number in await turns.history((chat, 0)).read()]
+    assert sorted(int(number) for ids in kept for number in ids.split()) == admitted, "each is in one turn"
+    print(f"{len(admitted)} messages, {proxy.cuts} cuts on {kind}")
 
 
 async def test_people_who_type_while_workers_are_killed_are_answered_once_each(
