@@ -623,7 +623,7 @@ async def test_a_worker_that_ends_interrupts_what_it_runs(storage: Storage, quic
     done: list[int] = []
     flow = linear(Sleep(0.01), Long(), storage=storage)
     await parked(flow.run(flow_id="r"))
-    async with worker([flow]):
+    async with worker([flow], drain=0.1):
         async with asyncio.timeout(20):
             await started.wait()
     assert (await flow.status("r")).status == "running"
