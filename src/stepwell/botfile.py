@@ -90,18 +90,24 @@ def load_router(path: Path, storage: str | None = None) -> Router:
 
 
 def defines_router(path: Path) -> bool:
-    """Return whether a file defines ``make_router``, or stepwell's ``router`` or ``turns``. It is parsed, not run."""
-    imported = set[str]()
+    """Return whether a file defines ``make_router``, or stepwell's ``router`` or ``turns``. It is parsed, not run.
+
+    A file with ``turns`` that runs them itself, below ``if __name__ == "__main__"``, is a program without a router.
+    """
+    imported, has_turns, runs_itself = set[str](), False, False
     for each in ast.parse(path.read_bytes(), str(path)).body:
         if isinstance(each, ast.FunctionDef) and each.name == "make_router":
             return True
         if isinstance(each, ast.ImportFrom) and (each.module or "").split(".")[0] == "stepwell":
-            classes = {name.name for name in each.names if name.asname is None} & {"Router", "Turns"}
-            imported |= {name.lower() for name in classes}
-        targets = each.targets if isinstance(each, ast.Assign) else ()
-        if any(isinstance(target, ast.Name) and target.id in imported for target in targets):
-            return True
-    return False
+            imported |= {name.name.lower() for name in each.names if name.asname is None} & {"router", "turns"}
+        if isinstance(each, ast.If):
+            runs_itself |= any(isinstance(node, ast.Name) and node.id == "__name__" for node in ast.walk(each.test))
+        for target in each.targets if isinstance(each, ast.Assign) else ():
+            if isinstance(target, ast.Name) and target.id in imported:
+                if target.id == "router":
+                    return True
+                has_turns = True
+    return has_turns and not runs_itself
 
 
 def defines_main(path: Path, *, as_program: bool = False) -> bool:
