@@ -124,7 +124,7 @@ FOR_TOOLS = {
         "set_timer",
         "token_of", "with_entry", "with_kept", "with_timers", "without_formatting",
     ],
-    "stepwell.turns.engine": ["WORKING_PARTS", "status_of"],
+    "stepwell.turns.engine": ["State", "WORKING_PARTS", "status_of"],
     "stepwell.nodes.engine": [
         "DurableStep", "FINAL", "OpenWait", "QueuedRun", "RunTasks", "Status", "answer", "carry_trace", "durable_step",
         "flow_of_index", "flow_of_wait", "graph_of", "history", "is_queued", "message_of", "observe_submits",

@@ -20,8 +20,10 @@ from stepwell.fsm.refused import keep_refused
 from stepwell.nodes import Node, NodeFlow, Parked, RunStuck, Wait, every
 from stepwell.storage import Storage
 from stepwell.telegram.receiving.aside import set_aside
+from stepwell.turns import Turns
 from tests.backends import Backend
 from tests.cli.conftest import LOGGED, Command, fill
+from tests.turns.people import People
 
 ROOT = Path(__file__).parents[2]
 SQLITE = "sqlite:///{folder}/a.db"
@@ -38,6 +40,9 @@ GOOD = [
     ["doctor"],
     ["outbox", "shop", "--refused"],
     ["inbox", "shop"],
+    ["turns"],
+    ["turns", "shop", "42"],
+    ["turns", "shop", "42", "--retry", "--yes"],
     ["set", "shop", "42", "name=Zoe", "--state", "item"],
     ["clear", "shop", "43"],
     ["forget", "shop", "42"],
@@ -99,6 +104,7 @@ async def prepare(storage: Storage) -> None:
     shop = FSM("shop", storage=storage, flows=[])
     await set_aside(shop, "no JSON", why="it cannot be read")
     about = {"update_id": 7, "handler": None, "code": 400, "description": "Bad Request"}
+    await Turns("shop", storage=storage).admit(People().message("Hello"))
     await keep_refused(storage, "shop", {"method": "sendMessage"}, method="sendMessage", chat=45, **about)
 
 
@@ -210,6 +216,15 @@ BAD: list[tuple[list[str], int, str]] = [
     (["outbox", "shpo"], 3, "has no records of the bot 'shpo'"),
     (["outbox", "shop", "--resend", "--drop"], 2, "not allowed with"),
     (["inbox", "shpo"], 3, "has no records of the bot 'shpo'"),
+    (["turns", "shpo"], 3, "has no records of the bot 'shpo'"),
+    (["turns", "shop", "99"], 3, "bot 'shop' has no turns in the conversation 99"),
+    (["turns", "--state", "odd"], 2, "invalid choice"),
+    (["turns", "--stop"], 2, "need a bot and a conversation"),
+    (["turns", "shop", "42", "--failed"], 2, "give a conversation, or --state and --failed"),
+    (["turns", "--failed", "--retry"], 2, "need a bot"),
+    (["turns", "shop", "--by", "42"], 2, "--question and --by need --decide"),
+    (["turns", "shop", "--turn", "a"], 2, "--turn needs --retry or --drop"),
+    (["turns", "shop", "42", "--stop", "--drop"], 2, "not allowed with"),
     (["schedules", "--pause", "nope"], 3, "there is no schedule 'nope'"),
     (["schedules", "--pause", "a", "--resume", "a"], 2, "not allowed with"),
     (["doctor", "no_such_module"], 1, "cannot import"),

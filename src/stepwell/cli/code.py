@@ -12,6 +12,7 @@ from stepwell.engine import quoted
 from stepwell.errors import StepwellError, UsageError
 from stepwell.fsm import FSM, Flow, Router
 from stepwell.nodes import NodeFlow
+from stepwell.turns import Turns
 
 __all__ = ["flow_named", "flows_in", "import_types", "load", "node_flows", "used", "used_values"]
 
@@ -137,6 +138,7 @@ def used(code: list[str], url: str | None) -> tuple[list[FSM], list[NodeFlow]]:
     for given in code:
         before = len(machines) + len(flows)
         for value in used_values(given, url):
+            value = value.as_router() if isinstance(value, Turns) else value  # noqa: PLW2901
             fsm = value.fsm if isinstance(value, Router) else value
             if isinstance(fsm, FSM):
                 machines[id(fsm)] = fsm

@@ -32,6 +32,7 @@ __all__ = [
     "RecordView",
     "addresses_of",
     "errors_of",
+    "keys_of",
     "marked_fields",
     "parsed_version",
     "read",
@@ -145,10 +146,11 @@ async def resolve(storage: Storage, bot: str, text: str) -> Address:
 
 def addresses_of(storage: Storage, bot: str, text: str) -> list[Address]:
     """Return the addresses that a key as people write it may mean."""
-    return [storage.address(bot, key) for key in _keys_of(text)]
+    return [storage.address(bot, key) for key in keys_of(text)]
 
 
-def _keys_of(text: str) -> list[Any]:
+def keys_of(text: str) -> list[Any]:
+    """Return the keys that a text may mean as people write it."""
     try:
         key = decode_key(text)
     except StoredDataError:
