@@ -100,6 +100,12 @@ class DocumentedAPI:
                 return 400, "Bad Request: the method is available in private chats only"
             self.drafts[chat] = params
             return 200, True
+        if method == "deleteMessage":
+            if self.messages.pop((chat, params.get("message_id", 0)), None) is None:
+                return 400, "Bad Request: message to delete not found"
+            return 200, True
+        if method == "getChat":
+            return 200, {"id": chat}
         # Telegram removes the spaces around a text.
         text = text.strip()
         if not text:

@@ -25,6 +25,7 @@ from stepwell.fsm.machine import FSM
 from stepwell.fsm.refusals import sending
 from stepwell.fsm.update import KINDS, ON_REQUEST, Update
 from stepwell.options import check, check_choice, check_function, check_instance, check_whole
+from stepwell.record import Address
 from stepwell.storage import Storage
 
 __all__ = ["Router"]
@@ -72,6 +73,14 @@ class Attached(Protocol):
 
     def worker(self, *, send: Send, client: Any) -> AbstractAsyncContextManager[Any]:
         """Return a block in which what was taken is worked off."""
+        ...
+
+    def address_of(self, update: Update) -> Address | None:
+        """Return where an update is kept, if anywhere."""
+        ...
+
+    def hold(self, held: Callable[[Address], bool] | None) -> None:
+        """Work off nothing at the addresses for which ``held`` returns ``True``."""
         ...
 
 

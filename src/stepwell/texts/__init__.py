@@ -1,6 +1,6 @@
 """Texts for Telegram: split at its limits, formatted, and shown while they are written."""
 
-from stepwell.texts.calls import Formatting, fit, is_unparsable, make_call, without_formatting
+from stepwell.texts.calls import Formatting, MakeCall, fit, is_unparsable, make_call, without_formatting
 from stepwell.texts.formatting import read_formatting
 from stepwell.texts.pieces import MAX_CAPTION, MAX_TEXT, FormattedText, split, units
 from stepwell.texts.writer import ChatKind, Writer
@@ -11,6 +11,7 @@ __all__ = [
     "ChatKind",
     "FormattedText",
     "Formatting",
+    "MakeCall",
     "Writer",
     "fit",
     "is_unparsable",

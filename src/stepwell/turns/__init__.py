@@ -7,8 +7,9 @@ from stepwell.turns.events import MessageTaken, TurnEnded, TurnEvent, TurnStarte
 from stepwell.turns.history import History
 from stepwell.turns.message import Message
 from stepwell.turns.running.question import Decision
+from stepwell.turns.running.stream import Stream
 from stepwell.turns.running.tools import current_turn, tool
-from stepwell.turns.running.turn import Stream, Turn
+from stepwell.turns.running.turn import Turn
 from stepwell.turns.status import FailedTurn, QuestionStatus, ToolStatus, TurnStatus
 from stepwell.turns.turns import Turns
 

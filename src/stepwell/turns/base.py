@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeAlias, TypeVar
 
@@ -11,6 +11,7 @@ from stepwell import Storage
 from stepwell.effects import Replay
 from stepwell.engine import Address
 from stepwell.fsm import Update
+from stepwell.texts import Formatting, MakeCall
 from stepwell.turns.clock import StorageClock
 from stepwell.turns.message import Message
 from stepwell.turns.policy import Rules
@@ -37,6 +38,8 @@ class TurnsBase(ABC):
     lease: float
     #: A turn whose handler appends nothing to the history appends the texts of its messages and of its answer.
     keeps_history: bool
+    #: The defaults of all texts; ``None`` if there are none.
+    formatting: Formatting | None
     stop_commands: frozenset[str]
     stop_mark: str
     stop_note: str
@@ -100,6 +103,8 @@ class RunnerBase(ABC):
     turns: TurnsBase
     #: The client of the bot, for ``turn.bot``.
     client: Any
+    #: Makes one attempt of a call, to show streams; ``None`` shows them at the end of a turn.
+    try_call: MakeCall | None
     #: Seconds between two looks at the record of a running turn, if no notice arrives.
     watch_every: float
 
@@ -111,10 +116,6 @@ class RunnerBase(ABC):
     async def deliver(self, record: HeldRecord) -> bool:
         """Send the stored calls in order, and remove each; ``False`` if one cannot be sent now."""
 
-    @abstractmethod
-    def on_write(self, attempt: Any) -> Callable[[Any], None]:
-        """Return what is called with each piece of a stream."""
-
 
 class AttemptBase(ABC):
     """One attempt of a turn, as the turn, its tools and its questions need it."""
@@ -124,6 +125,8 @@ class AttemptBase(ABC):
     number: int
     conversation: Any
     client: Any
+    #: The defaults of all texts; ``None`` if there are none.
+    formatting: Formatting | None
     record: HeldRecord
     #: Another worker has the turn, or the record is gone.
     lost: bool
@@ -137,9 +140,31 @@ class AttemptBase(ABC):
     def output(self, call: dict[str, Any]) -> None:
         """Add a call to the answer."""
 
+    @property
     @abstractmethod
-    def new_stream(self, params: dict[str, Any]) -> Any:
-        """Begin a stream."""
+    def turn_chat(self) -> Any:
+        """The id of the chat of the turn, or ``None``."""
+
+    @property
+    @abstractmethod
+    def task_ended(self) -> bool:
+        """Whether the handler has ended. It may have started tasks that go on."""
+
+    @abstractmethod
+    async def new_stream(self, params: dict[str, Any]) -> Any:
+        """Begin a stream. The text of an earlier one is completed."""
+
+    @abstractmethod
+    async def flush(self) -> None:
+        """Complete the text so far, and send it."""
+
+    @abstractmethod
+    async def before_message(self, store: Callable[[list[dict[str, Any]]], Awaitable[None]]) -> None:
+        """Complete the text so far before another message; ``store`` gets its calls, and stores them with the cut."""
+
+    @abstractmethod
+    def skip_sent(self) -> None:
+        """Leave out the text so far, if an earlier attempt has sent it."""
 
     @abstractmethod
     async def steered(self) -> list[Message]:

@@ -9,12 +9,13 @@ from typing import Any
 from stepwell.engine import Address, Change, Stored, quoted, replaced
 from stepwell.errors import InvalidOption
 from stepwell.fsm import Update
+from stepwell.texts import fit
 from stepwell.turns.base import TurnsBase
 from stepwell.turns.policy import may_answer, stopped, with_answer
-from stepwell.turns.record import Answer, OpenQuestion, TurnTable, change_of, table_of
+from stepwell.turns.record import Answer, OpenQuestion, TurnTable, change_of, draft_id_of, table_of
 from stepwell.turns.running.question import PRESS
 
-__all__ = ["Controls", "Decided", "draft_id_of"]
+__all__ = ["Controls", "Decided"]
 
 
 class Decided(StrEnum):
@@ -45,11 +46,6 @@ _TOLD = {
     Decided.TOO_LATE: "This question is closed.",
     Decided.NOT_ALLOWED: "You are not asked to answer this.",
 }
-
-
-def draft_id_of(turn: str) -> int:
-    """Return the id of the draft that shows the stream of a turn."""
-    return int(turn[:7], 16) + 1
 
 
 class Controls:
@@ -205,7 +201,11 @@ def _edited_card(update: Update, name: str, answer: Answer | None) -> list[dict[
     if answer is None or update.chat is None or update.message_id is None or not isinstance(text, str):
         return []
     told = f"{text}\n\n{answer.choice} ({name})" if name else f"{text}\n\n{answer.choice}"
-    where: dict[str, Any] = {"chat_id": update.chat.id, "message_id": update.message_id}
+    edit: dict[str, Any] = {"method": "editMessageText", "chat_id": update.chat.id, "message_id": update.message_id}
     if update.business_connection_id is not None:
-        where["business_connection_id"] = update.business_connection_id
-    return [{"method": "editMessageText", **where, "text": told}]
+        edit["business_connection_id"] = update.business_connection_id
+    entities = message.get("entities") if isinstance(message, Mapping) else None
+    if entities:
+        # What is added stands behind them.
+        edit["entities"] = entities
+    return fit([edit | {"text": told}])

@@ -22,6 +22,7 @@ __all__ = [
     "Rules",
     "admitted",
     "advanced",
+    "cut",
     "edited",
     "may_answer",
     "stopped",
@@ -70,6 +71,11 @@ def stopped(turn: Running, reason: StopReason, now: float) -> Running:
     """Return a turn that is to be stopped. A runner learns of it by a notice; without one a worker is woken."""
     wakes = turn.asking or turn.paused
     return replaced(turn, stop=reason, check=now if wakes else turn.check)
+
+
+def cut(turn: Running) -> Running:
+    """Return a turn whose text so far is stored to be sent, before another message."""
+    return replaced(turn, shown=None, cuts=turn.cuts + 1)
 
 
 def may_answer(question: OpenQuestion, by: int | str | None) -> bool:

@@ -39,6 +39,7 @@ __all__ = [
     "TurnTable",
     "WaitingMessage",
     "change_of",
+    "draft_id_of",
     "failed_part",
     "message_part",
     "question_part",
@@ -129,6 +130,8 @@ class Running(Struct, frozen=True):
     replies: tuple[int | str, ...] = ()
     #: The id of the message that shows its stream.
     shown: int | None = None
+    #: How often its text was completed before another message, such as a question.
+    cuts: int = 0
 
     @property
     def ids(self) -> tuple[int | str, ...]:
@@ -203,6 +206,11 @@ def change_of(
     opened = OpenedHead(Place(name, table.state), timers, to_json(table).decode())
     head: Head = seal.head(opened)
     return storage.change(address, head=head, deadline=opened.next_timer(now), parts=parts, tags=tags)
+
+
+def draft_id_of(turn: str) -> int:
+    """Return the id of the draft that shows the stream of a turn."""
+    return int(turn[:7], 16) + 1
 
 
 def message_part(seq: int) -> str:

@@ -23,8 +23,9 @@ from stepwell.engine import (
     serve_timers,
 )
 from stepwell.errors import InvalidOption, UsageError
-from stepwell.fsm import FSM, Router, Update, keys
+from stepwell.fsm import FSM, BotMethods, Router, Update, keys
 from stepwell.options import check_choice, check_function, check_instance, check_number, check_text, check_whole
+from stepwell.texts import Formatting, MakeCall, fit
 from stepwell.turns.admission import Admission, Admissions, calls_of
 from stepwell.turns.base import RunnerBase, Send, TurnsBase
 from stepwell.turns.clock import StorageClock
@@ -65,7 +66,8 @@ class Turns(TurnsBase):
     ``waiting`` and ``waiting_bytes``: the most messages that may wait, and their size. ``key``: the conversation of an
     update, by default its chat and topic; ``identity``: a function of an update that gives the conversation instead.
     ``accepts``: a function of an update that returns whether it is a message for a turn; by default every message of
-    a person that is no command.
+    a person that is no command. ``parse_mode`` and ``link_preview_options``: what all texts of turns have that name
+    none; ``"CommonMark"`` is the Markdown that models write. Those of an attached router are for its own handlers.
 
     Example::
 
@@ -95,6 +97,8 @@ class Turns(TurnsBase):
         accepts: Callable[[Update], object] | None = None,
         update_id: Callable[[Update], int | str | None] | None = None,
         on_waiting: OnWaiting | None = None,
+        parse_mode: str | None = None,
+        link_preview_options: Mapping[str, Any] | None = None,
         on_failed: OnFailed | str = "Sorry, something went wrong, and this was not answered. Please try again.",
         stop_commands: Sequence[str] = ("stop",),
         stop_mark: str = " [stopped]",
@@ -123,6 +127,7 @@ class Turns(TurnsBase):
         self.stop_commands: frozenset[str] = frozenset(each.lower().removeprefix("/") for each in stop_commands)
         self.stop_mark: str = stop_mark
         self.stop_note: str = stop_note
+        self.formatting: Formatting | None = Formatting.of(parse_mode, link_preview_options, "Turns")
         self.subscribers: list[TurnSubscriber] = []
         self.clock: StorageClock = StorageClock(self.storage)
         #: The runner of this process, while there is one.
@@ -137,6 +142,8 @@ class Turns(TurnsBase):
         self._controls = Controls(self)
         self._failed = FailedTurns(self)
         self._topic = "turns:" + hashlib.sha256(f"{bot}\n{name}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        #: What must wait for updates that are under way.
+        self._held: Callable[[Address], bool] | None = None
         self._wakes: dict[Address, asyncio.TimerHandle] = {}
 
     # For the bot
@@ -248,17 +255,26 @@ class Turns(TurnsBase):
 
     @asynccontextmanager
     async def worker(
-        self, *, send: Send | None = None, client: Any = None, drain: float = 30.0, concurrency: int = AT_ONCE
+        self,
+        *,
+        send: Send | None = None,
+        client: Any = None,
+        try_call: MakeCall | None = None,
+        drain: float = 30.0,
+        concurrency: int = AT_ONCE,
     ) -> AsyncIterator[Turns]:
         """Run turns within a block: ``async with turns.worker(send=send):``.
 
         ``send(call)`` sends a call of the Bot API, a dict with ``method`` and its parameters. ``client``: the client
-        for ``turn.bot``. At the end of the block turns that run get ``drain`` seconds to end; then they are
-        interrupted, and the next worker continues them at once. Any number of processes may run turns.
+        for ``turn.bot``. ``try_call(method, **params)`` makes one attempt of a call, so that streams are shown while
+        they are written; by default that of a ``BotClient``. Without it a stream is a message at the end of its turn.
+        At the end of the block turns that run get ``drain`` seconds to end; then they are interrupted, and the next
+        worker continues them at once. Any number of processes may run turns.
 
         Raises ``UsageError`` without a handler or a sender, and if this process has such a worker already.
         """
         check_function(send, "worker(send=...) takes a function of a call, got {}", optional=True)
+        check_function(try_call, "worker(try_call=...) takes a function of a method, got {}", optional=True)
         check_number(drain, "drain must be a number of seconds of at least 0, not {}", least=0)
         if self._handler is None:
             raise UsageError("these turns have no handler; decorate a function with @turns.handler")
@@ -271,7 +287,10 @@ class Turns(TurnsBase):
                 await self.storage.open()
                 stack.push_async_callback(self.storage.close)
             reaches = self.storage.notices_reach_processes
-            runner = Runner(self, send, client=client, watch_every=WATCH if reaches else WATCH_WITHOUT_NOTICES)
+            if try_call is None and isinstance(client, BotMethods):
+                try_call = client.try_call
+            watch_every = WATCH if reaches else WATCH_WITHOUT_NOTICES
+            runner = Runner(self, send, client=client, try_call=try_call, watch_every=watch_every)
             source = self.timers(runner, concurrency)
             self.runner = runner
             stack.callback(setattr, self, "runner", None)
@@ -307,11 +326,24 @@ class Turns(TurnsBase):
             self.storage, TURNS, owners, flows=[self.name], lease=self.lease, concurrency=concurrency,
             topics=[self._topic], what="turns",
         )  # fmt: skip
-        source.skip = self._is_of_another_bot
+        source.skip = self._is_skipped
         return source
 
     def address(self, conversation: Any) -> Address:
         return self.storage.address(TURNS, (self.bot, conversation))
+
+    def address_of(self, update: Update) -> Address | None:
+        """Return the address of the conversation of an update, if it has one."""
+        with suppress(Exception):
+            conversation = self.conversation_of(update)
+            return None if conversation is None else self.address(conversation)
+        return None
+
+    def hold(self, held: Callable[[Address], bool] | None) -> None:
+        """Begin and continue no turns at the addresses for which ``held`` returns ``True``."""
+        self._held = held
+        if self.runner is not None:
+            self.wake()
 
     def topic_of(self, address: Address) -> str:
         return "turn:" + hashlib.sha256(address.text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
@@ -355,7 +387,7 @@ class Turns(TurnsBase):
         """Return the calls that tell a person what has become of a message."""
         where = message.where
         if self._on_waiting is not None:
-            return calls_of(await call_function(self._on_waiting, admission), where)
+            return fit(calls_of(await call_function(self._on_waiting, admission), where), self.formatting)
         texts = {
             "full": "Too many messages wait already, so this one was not taken. Please send it again later.",
             "busy": "I am still busy with your last message, so this one was not taken.",
@@ -399,7 +431,10 @@ class Turns(TurnsBase):
             raise InvalidOption("this update belongs to no conversation; give the key of one, such as (42, 0)")
         return found
 
-    def _is_of_another_bot(self, address: Address) -> bool:
+    def _is_skipped(self, address: Address) -> bool:
+        """Return whether an address is of another bot, or held."""
+        if self._held is not None and self._held(address):
+            return True
         key = decode_key(address.key)
         return not (isinstance(key, tuple) and len(key) == 2 and key[0] == self.bot)
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter, deque
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from itertools import count, takewhile
 from time import monotonic
 from typing import Any, NamedTuple
@@ -256,16 +256,21 @@ class Poller:
         A killed process may have handled an update without answering it, and the answer of a timer would overtake
         that answer.
         """
-        fsm = self._router.fsm
-        assert fsm is not None
         # The updates are not known yet.
-        fsm.hold_timers(lambda address: True)
-        release = asyncio.get_running_loop().call_later(CATCH_UP, fsm.hold_timers, None)
+        self._hold(lambda address: True)
+        release = asyncio.get_running_loop().call_later(CATCH_UP, self._hold, None)
         try:
             yield
         finally:
             release.cancel()
-            fsm.hold_timers(None)
+            self._hold(None)
+
+    def _hold(self, held: Callable[[Address], bool] | None) -> None:
+        """Hold timers, and what is attached to the router: the rest of an album may be under way."""
+        assert self._router.fsm is not None
+        self._router.fsm.hold_timers(held)
+        for other in self._router.attached:
+            other.hold(held)
 
     def _hold_timers_of(self, updates: list[dict[str, Any]]) -> None:
         """Hold only the timers of these updates' keys, until the task of their chat has ended."""
@@ -277,7 +282,11 @@ class Poller:
             if task is not None and key is not None:
                 with contextlib.suppress(StepwellError):
                     held[fsm.storage.address(fsm.bot, key)] = task
-        fsm.hold_timers(lambda address: address in held and not held[address].done())
+            for other in self._router.attached if task is not None else ():
+                address = other.address_of(update)
+                if address is not None and task is not None:
+                    held[address] = task
+        self._hold(lambda address: address in held and not held[address].done())
 
     async def _fetch(self, poll: int) -> list[dict[str, Any]]:
         """Fetch a batch; wait ``poll`` seconds for the first update."""

@@ -5,21 +5,26 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from stepwell.effects import Replay
 from stepwell.engine import Change, Get, Stored, decode_key, replaced
 from stepwell.errors import Conflict, LeaseLost, StepwellError, UsageError
+from stepwell.fsm import keys
+from stepwell.texts import Formatting
 from stepwell.turns.base import AttemptBase, RunnerBase
 from stepwell.turns.history import History
 from stepwell.turns.message import Message
+from stepwell.turns.policy import cut
 from stepwell.turns.record import Running, StopReason, TurnTable, change_of, message_part, table_of
+from stepwell.turns.running.display import Display
 from stepwell.turns.running.held import HeldRecord
 from stepwell.turns.running.question import Decision, Questions
+from stepwell.turns.running.stream import Stream
 from stepwell.turns.running.tools import Tools, current
-from stepwell.turns.running.turn import Stream, Turn
+from stepwell.turns.running.turn import Turn
 
 __all__ = ["Attempt"]
 
@@ -42,6 +47,7 @@ class Attempt(AttemptBase):
         self.token: str = turn.runner
         self.conversation: Any = decode_key(record.address.key)[1]
         self.client: Any = runner.client
+        self.formatting: Formatting | None = runner.turns.formatting
         self.history: History = History(record.storage, runner.turns.bot, self.conversation, collects=True)
         self.turn: Turn = Turn(self, self._messages(turn), self.history)
         self.tools: Tools = Tools(self, record.parts)
@@ -52,7 +58,8 @@ class Attempt(AttemptBase):
         self.lost: bool = False
         #: Why it was stopped.
         self.stop_reason: StopReason | None = None
-        self._own_stream: Stream | None = None
+        #: What the chat shows.
+        self.display: Display = Display(self, runner.try_call, self.formatting, turn.cuts)
         self._busy = 0
         self._suspended = asyncio.Event()
         #: Set when a suspended attempt goes on.
@@ -86,11 +93,41 @@ class Attempt(AttemptBase):
         self._check_open()
         self.outputs.append(call)
 
-    def new_stream(self, params: dict[str, Any]) -> Stream:
+    @property
+    def turn_chat(self) -> Any:
+        chat = self.turn.chat
+        return None if chat is None else chat.id
+
+    async def new_stream(self, params: dict[str, Any]) -> Stream:
         self._check_open()
-        stream = Stream({**self.turn.where, **params}, self.runner.on_write(self))
+        stream = Stream({**self.turn.where, **params}, self.display.written)
+        await self.flush()
+        await self.display.close()
         self.outputs.append(stream)
+        self.display.show(stream)
         return stream
+
+    async def flush(self) -> None:
+        stream = self.display.stream
+        if stream is not None and stream.unsent.strip():
+            with self.busy():
+                await self.before_message(self._store_calls)
+                await self.deliver()
+
+    async def before_message(self, store: Callable[[list[dict[str, Any]]], Awaitable[None]]) -> None:
+        await self.display.cut(store)
+
+    def skip_sent(self) -> None:
+        self.display.skip_cut()
+
+    async def _store_calls(self, calls: list[dict[str, Any]]) -> None:
+        """Store the calls of a text that is completed before the end of the turn."""
+
+        def added(table: TurnTable) -> TurnTable | None:
+            turn = self.own(table)
+            return replaced(table, turn=cut(turn), next_call=table.next_call + len(calls)) if calls else None
+
+        await self.write(added, lambda before, after: self.record.calls_after(before, calls))
 
     async def steered(self) -> list[Message]:
         if self.runner.turns.rules.on_busy != "steer":
@@ -230,6 +267,22 @@ class Attempt(AttemptBase):
         if not self.task.done():
             self.task.cancel()
             await asyncio.wait({self.task})
+        await self.end_display()
+
+    def unfinished_message(self) -> list[dict[str, Any]]:
+        """Return the call that deletes the message of a text that is not completed, if there is one."""
+        turn, where = self.record.table.turn, keys.params_of(self.turn.messages[-1].where)
+        if turn is None or turn.shown is None or "business_connection_id" in where:
+            return []
+        return [{"method": "deleteMessage", "chat_id": where["chat_id"], "message_id": turn.shown}]
+
+    async def end_display(self) -> None:
+        """Show nothing more. The text is not completed."""
+        try:
+            await self.display.close()
+        except StepwellError as error:
+            # The claim is lost, or the storage is away. The next attempt shows the text.
+            logger.debug("the text of turn %s is not shown: %s", self.turn_id, error)
 
     @property
     def text(self) -> str:
@@ -256,9 +309,12 @@ class Attempt(AttemptBase):
             await handler(self.turn)
             return
         stream: Stream | None = None
+        if self.turn.messages[-1].where:
+            # A generator tells that it streams, so the person sees at once that the turn has begun.
+            stream = await self.new_stream({})
         async for piece in handler(self.turn):
-            if stream is None:
-                stream = self.new_stream({})
+            if stream is None or self.display.stream is not stream:
+                stream = await self.new_stream({})
             stream.write(piece)
 
     async def _watch_record(self) -> None:

@@ -23,7 +23,7 @@ from stepwell.engine import (
     tail_of,
 )
 from stepwell.errors import RecordReplaced, StorageError, StorageUnavailable
-from stepwell.turns.record import WORKING_PARTS, TurnTable, change_of, table_of
+from stepwell.turns.record import WORKING_PARTS, TurnTable, change_of, send_part, table_of
 
 __all__ = ["HeldRecord"]
 
@@ -64,6 +64,11 @@ class HeldRecord:
         """Read parts that others have added."""
         stored = await self._get(tuple(names))
         self.parts.update({} if stored is None else stored.parts or {})
+
+    def calls_after(self, before: TurnTable, calls: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
+        """Return the parts with calls to send, after those of a table."""
+        names = [send_part(before.next_call + place) for place in range(len(calls))]
+        return {name: self.seal.seal("p", name, call) for name, call in zip(names, calls, strict=True)}
 
     async def _get(self, parts: Any) -> Stored | None:
         stored: Stored | None = await self.storage.perform(Get(self.address, parts))

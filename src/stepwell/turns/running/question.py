@@ -10,8 +10,10 @@ from typing import Any, Final
 from stepwell.engine import replaced
 from stepwell.errors import InvalidOption
 from stepwell.options import check, check_text, seconds_of
+from stepwell.texts import fit
 from stepwell.turns.base import AttemptBase
-from stepwell.turns.record import Answer, OpenQuestion, Running, TurnTable, question_part, send_part
+from stepwell.turns.policy import cut
+from stepwell.turns.record import Answer, OpenQuestion, Running, TurnTable, question_part
 
 __all__ = ["PRESS", "Decision", "Questions", "earliest_deadline", "press_data"]
 
@@ -119,7 +121,11 @@ class Questions:
                 number=number, digest=digest, options=chosen, approvers=allowed, reply=reply,
                 deadline=None if seconds is None else attempt.record.slot.time() + seconds,
             )  # fmt: skip
-            await self._store(question, text, params)
+            with attempt.busy():
+                await attempt.before_message(lambda calls: self._store(question, text, params, calls))
+                await attempt.deliver()
+        else:
+            attempt.skip_sent()
         while True:
             found = self._find(number)
             assert found is not None
@@ -149,8 +155,10 @@ class Questions:
         seal = self._attempt.record.seal
         return blake2b(seal.json([text, options, about], seal.limit).encode(), digest_size=9).hexdigest()
 
-    async def _store(self, question: OpenQuestion, text: str, params: Mapping[str, Any]) -> None:
-        """Store a question together with the call that shows it, and send that."""
+    async def _store(
+        self, question: OpenQuestion, text: str, params: Mapping[str, Any], before: list[dict[str, Any]]
+    ) -> None:
+        """Store a question together with the calls that show it, after those of the text before it."""
         attempt = self._attempt
         seal, part = attempt.record.seal, question_part(attempt.turn_id, question.number)
         card = {"method": "sendMessage", **attempt.where, "text": text, **params}
@@ -161,20 +169,18 @@ class Questions:
             ]
             rows = [buttons] if len(buttons) <= IN_ONE_ROW else [[button] for button in buttons]
             card["reply_markup"] = {"inline_keyboard": rows}
+        calls = [*before, *fit([card], attempt.formatting)]
 
         def added(table: TurnTable) -> TurnTable:
             turn = attempt.own(table)
             others = tuple(each for each in turn.questions if each.number != question.number)
             turn = replaced(turn, questions=(*others, question))
-            return replaced(table, turn=turn, next_call=table.next_call + 1)
+            return replaced(table, turn=cut(turn) if before else turn, next_call=table.next_call + len(calls))
 
-        def parts(before: TurnTable, after: TurnTable) -> dict[str, str | None]:
-            name = send_part(before.next_call)
-            return {part: seal.seal("p", part, text), name: seal.seal("p", name, card)}
+        def parts(table: TurnTable, after: TurnTable) -> dict[str, str | None]:
+            return {part: seal.seal("p", part, text), **attempt.record.calls_after(table, calls)}
 
-        with attempt.busy():
-            await attempt.write(added, parts)
-            await attempt.deliver()
+        await attempt.write(added, parts)
 
 
 def with_timeouts(turn: Running, now: float) -> Running:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from stepwell.engine import (
@@ -21,7 +21,7 @@ from stepwell.engine import (
 )
 from stepwell.errors import BotApiError, BotUnavailable, Conflict, StepwellError
 from stepwell.fsm.engine import report_refusal
-from stepwell.texts import fit
+from stepwell.texts import MakeCall, fit
 from stepwell.turns.base import RunnerBase, Send, TurnsBase
 from stepwell.turns.policy import advanced
 from stepwell.turns.record import (
@@ -34,13 +34,12 @@ from stepwell.turns.record import (
     failed_part,
     message_part,
     question_part,
-    send_part,
     table_of,
 )
 from stepwell.turns.running.attempt import Attempt
 from stepwell.turns.running.held import HeldRecord
 from stepwell.turns.running.question import earliest_deadline, with_timeouts
-from stepwell.turns.running.turn import Stream
+from stepwell.turns.running.stream import Stream
 
 __all__ = ["Runner"]
 
@@ -62,11 +61,15 @@ LONGEST_ERROR: Final = 2000
 class Runner(RunnerBase):
     """Runs the turns of one ``Turns`` in this process."""
 
-    def __init__(self, turns: TurnsBase, send: Send, *, client: Any = None, watch_every: float) -> None:
+    def __init__(
+        self, turns: TurnsBase, send: Send, *, client: Any = None, try_call: MakeCall | None = None, watch_every: float
+    ) -> None:
         self.turns: TurnsBase = turns
         self.send: Send = send
         #: The client of the bot, for ``turn.bot``.
         self.client: Any = client
+        #: Makes one attempt of a call, to show streams; ``None`` shows them at the end of a turn.
+        self.try_call: MakeCall | None = try_call
         #: Seconds between two looks at the record of a running turn, if no notice arrives.
         self.watch_every: float = watch_every
         #: The attempts that wait for people.
@@ -155,10 +158,6 @@ class Runner(RunnerBase):
         self.suspended.clear()
         for attempt in attempts:
             await attempt.cancel()
-
-    def on_write(self, attempt: Attempt) -> Callable[[Stream], None]:
-        """Return what is called with each piece of a stream."""
-        return lambda stream: None
 
     # Sending
 
@@ -331,30 +330,34 @@ class Runner(RunnerBase):
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         turn = record.table.turn
         if attempt.lost or isinstance(error, Conflict) or turn is None:
+            await attempt.end_display()
             return
         stopped = attempt.stop_reason is not None
         if error is not None and not stopped:
+            await attempt.end_display()
             await self._end_failed(record, turn, error)
             return
-        calls, entries = self._outcome(attempt, attempt.stop_reason)
+        calls, entries = await self._outcome(attempt, attempt.stop_reason)
         if stopped and error is not None and not isinstance(error, asyncio.CancelledError):
             logger.error("the handler of turn %s raised while it was stopped", turn.id, exc_info=error)
         await self._write_end(record, turn, calls, entries, "stopped" if stopped else "answered")
         await self.deliver(record)
 
-    def _outcome(self, attempt: Attempt, reason: StopReason | None) -> tuple[list[dict[str, Any]], list[Any]]:
+    async def _outcome(self, attempt: Attempt, reason: StopReason | None) -> tuple[list[dict[str, Any]], list[Any]]:
         """Return the calls to send, and the entries of the history. ``reason``: why it was stopped."""
         turns = self.turns
         if reason == "rollback":
-            return [], []
+            await attempt.display.close()
+            return attempt.unfinished_message(), []
         if reason is not None:
             self._mark_stopped(attempt, said=reason == "stop")
-        calls = []
+        calls: list[dict[str, Any]] = []
         for each in attempt.outputs:
-            if not isinstance(each, Stream):
-                calls.append(each)
-            elif each.text:
-                calls.append({"method": "sendMessage", **each.params, "text": each.text})
+            calls += await attempt.display.finish(each) if isinstance(each, Stream) else [each]
+        shown = attempt.display.stream
+        if shown is None or not shown.unsent.strip():
+            # An earlier attempt has begun a text that this one has not.
+            calls += attempt.unfinished_message()
         entries = list(attempt.history.appended or ())
         if not entries and turns.keeps_history:
             entries = [{"role": "user", "content": attempt.turn.text}]
@@ -364,10 +367,12 @@ class Runner(RunnerBase):
 
     def _mark_stopped(self, attempt: Attempt, *, said: bool) -> None:
         """Mark the text that was written until a stop. ``said``: say so if there is none."""
-        streams = [each for each in attempt.outputs if isinstance(each, Stream) and each.text]
+        unsent = [each for each in attempt.outputs if not isinstance(each, Stream) or each.unsent.strip()]
+        streams = [each for each in unsent if isinstance(each, Stream)]
         if streams:
-            streams[-1].write(self.turns.stop_mark)
-        elif said and not attempt.outputs and attempt.turn.messages[-1].where:
+            mark = self.turns.stop_mark
+            streams[-1].write(mark.lstrip() if streams[-1].text[-1].isspace() else mark)
+        elif said and not unsent and attempt.turn.messages[-1].where:
             attempt.outputs.append({"method": "sendMessage", **attempt.turn.where, "text": self.turns.stop_note})
 
     async def _end_unrun(self, record: HeldRecord, turn: Running) -> None:
@@ -417,7 +422,7 @@ class Runner(RunnerBase):
         """End a turn, store its calls and entries, and take the next one or become idle, in one guarded write."""
         slot, seal, turns = record.slot, record.seal, self.turns
         # Each piece of a long text is stored and sent on its own.
-        calls = fit(calls)
+        calls = fit(calls, turns.formatting)
         dropped_failures: list[str] = []
 
         def after(table: TurnTable) -> TurnTable | None:
@@ -439,9 +444,7 @@ class Runner(RunnerBase):
             names += [question_part(turn.id, each.number) for each in before.turn.questions]
             names += [failed_part(each) for each in dropped_failures]
             changed: dict[str, str | None] = dict.fromkeys(names)
-            for place, call in enumerate(calls):
-                name = send_part(before.next_call + place)
-                changed[name] = seal.seal("p", name, call)
+            changed |= record.calls_after(before, calls)
             if before.turn.ids:
                 known = seal.value("p", HANDLED, record.parts[HANDLED]) if HANDLED in record.parts else []
                 changed[HANDLED] = seal.seal("p", HANDLED, [*known, *before.turn.ids][-MOST_HANDLED:])

@@ -10,47 +10,17 @@ from typing import Any
 
 from stepwell.effects import Replay
 from stepwell.errors import UsageError
-from stepwell.fsm import keys
+from stepwell.fsm import BotMethods, keys
 from stepwell.fsm.engine import Peer, check_parameters
 from stepwell.options import check_instance
 from stepwell.turns.base import AttemptBase
 from stepwell.turns.history import History
 from stepwell.turns.message import Message
+from stepwell.turns.running.bot import TurnBot
 from stepwell.turns.running.question import Decision
+from stepwell.turns.running.stream import Stream
 
-__all__ = ["Stream", "Turn"]
-
-
-class Stream:
-    """A text that grows: the person sees it while it is written, and all of it is part of the answer.
-
-    Example::
-
-        @turns.handler
-        async def answer(turn):
-            async with turn.stream() as out:
-                async for piece in model.stream(turn.text):
-                    out.write(piece)
-    """
-
-    def __init__(self, params: dict[str, Any], on_write: Callable[[Stream], None]) -> None:
-        self._pieces: list[str] = []
-        self._on_write = on_write
-        #: The parameters of the message.
-        self.params: dict[str, Any] = params
-
-    def write(self, text: str) -> None:
-        """Add text. It never waits for Telegram."""
-        check_instance(text, str, "a stream takes pieces of text, got {type}")
-        self._pieces.append(text)
-        self._on_write(self)
-
-    @property
-    def text(self) -> str:
-        """What was written so far."""
-        if len(self._pieces) > 1:
-            self._pieces = ["".join(self._pieces)]
-        return self._pieces[0] if self._pieces else ""
+__all__ = ["Turn"]
 
 
 class Turn:
@@ -109,11 +79,15 @@ class Turn:
 
     @property
     def bot(self) -> Any:
-        """The client of the bot, to call the Bot API at once. Raises ``UsageError`` if the worker has none."""
+        """The client of the bot, to call the Bot API at once. Raises ``UsageError`` if the worker has none.
+
+        Before it sends a message to the chat of the turn, the text of a stream so far is sent as a message of its own.
+        With aiogram and python-telegram-bot it is their bot, which does not know of the turn: call ``flush()`` before.
+        """
         client = self._attempt.client
         if client is None:
             raise UsageError("this worker has no client of a bot; give one: turns.worker(send=..., client=client)")
-        return client
+        return TurnBot(client, self._attempt) if isinstance(client, BotMethods) else client
 
     def answer(self, text: str, **params: Any) -> None:
         """Send a message to the chat with the end of the turn. Raises ``UsageError`` if the messages have no chat."""
@@ -146,7 +120,14 @@ class Turn:
         ``params``: further parameters of the message, such as ``parse_mode``.
         """
         with self._attempt.busy():
-            yield self._attempt.new_stream(params)
+            yield await self._attempt.new_stream(params)
+
+    async def flush(self) -> None:
+        """Send the text that was streamed so far as a message of its own, before another message to the chat.
+
+        Questions and ``turn.bot`` do so by themselves. What is streamed later is a new message.
+        """
+        await self._attempt.flush()
 
     async def steered(self) -> list[Message]:
         """Return the messages that came meanwhile, with ``on_busy="steer"``, and make them part of this turn.
