@@ -186,7 +186,7 @@ async def test_a_stop_ends_only_the_turn_that_runs() -> None:
 
 
 async def test_the_command_stop_and_the_button_of_a_draft_stop_and_a_turn_without_text_says_so() -> None:
-    from stepwell.turns.control import draft_id_of
+    from stepwell.turns.record import draft_id_of
 
     turns, people = Turns("bot", storage=MemoryStorage(), collect=0.0), People()
     ended: list[bool] = []
