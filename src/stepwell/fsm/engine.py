@@ -21,7 +21,7 @@ from stepwell.fsm.flows.diagram import diagram
 from stepwell.fsm.refusals import report_refusal
 from stepwell.fsm.refused import RefusedCall, refused_calls, refused_log
 from stepwell.fsm.update import Peer
-from stepwell.texts import is_unparsable, without_formatting
+from stepwell.texts import is_unmodified, is_unparsable, without_formatting
 
 __all__ = [
     "EXPIRY",
@@ -40,6 +40,7 @@ __all__ = [
     "describe",
     "diagram",
     "entry_times",
+    "is_unmodified",
     "is_unparsable",
     "opened_extension",
     "refused_calls",

@@ -132,7 +132,7 @@ def _make(make: MakeCall, call: Mapping[str, Any]) -> Awaitable[Any]:
 
 def is_unmodified(description: str) -> bool:
     """Return whether Telegram has refused an edit because the message has this text already."""
-    return "message is not modified" in description
+    return "message is not modified" in description.lower()
 
 
 def is_unparsable(description: str) -> bool:

@@ -20,11 +20,12 @@ from stepwell.engine import (
     call_function,
     decode_key,
     log_tag,
+    quoted,
     serve_timers,
 )
 from stepwell.errors import InvalidOption, UsageError
 from stepwell.fsm import FSM, BotMethods, Router, Update, keys
-from stepwell.options import check_choice, check_function, check_instance, check_number, check_text, check_whole
+from stepwell.options import check_choice, check_function, check_number, check_text, check_whole
 from stepwell.texts import Formatting, MakeCall, fit
 from stepwell.turns.admission import Admission, Admissions, calls_of
 from stepwell.turns.base import RunnerBase, Send, TurnsBase
@@ -32,6 +33,7 @@ from stepwell.turns.clock import StorageClock
 from stepwell.turns.control import Controls, Decided
 from stepwell.turns.events import MessageTaken, TurnEnded, TurnEvent, TurnStarted, TurnSubscriber, call_subscribers
 from stepwell.turns.failed import FailedTurns
+from stepwell.turns.frameworks import adapter_of
 from stepwell.turns.history import History
 from stepwell.turns.message import Message, is_message
 from stepwell.turns.policy import POLICIES, OnBusy, Rules
@@ -160,13 +162,22 @@ class Turns(TurnsBase):
         self._handler = function
         return function
 
-    def attach(self, router: Router) -> None:
+    def attach(self, to: Any) -> None:
         """Let a router pass on what none of its handlers matches, and let its runner run the turns.
 
-        The handlers of the router come first. They do not wait for a turn, nor a turn for them.
+        ``to``: a ``Router``, the ``Dispatcher`` of an aiogram bot, or the ``Application`` of a python-telegram-bot. Its
+        handlers come first. They do not wait for a turn, nor a turn for them.
         """
-        check_instance(router, Router, "attach() takes a Router, got {}")
-        router.attach(self)
+        if isinstance(to, Router):
+            to.attach(self)
+            return
+        adapter = adapter_of(to)
+        if adapter is None:
+            raise InvalidOption(
+                f"attach() takes a Router, a Dispatcher of aiogram or an Application of python-telegram-bot, not "
+                f"{quoted(to)}; with another framework call turns.admit(update), and run turns.worker(send=...)"
+            )
+        adapter.attach_turns(to, self)
 
     def as_router(self) -> Router:
         """Return a router that has only these turns, to run them: ``run_polling(turns.as_router())``.

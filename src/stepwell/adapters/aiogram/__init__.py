@@ -20,12 +20,14 @@ from stepwell.adapters.aiogram.filters import ContextFilter, album, fsm_flow, fs
 from stepwell.adapters.aiogram.middleware import setup  # noqa: E402
 from stepwell.adapters.aiogram.objects import register_objects  # noqa: E402
 from stepwell.adapters.aiogram.storage import StepwellIsolation, StepwellStorage  # noqa: E402
+from stepwell.adapters.aiogram.turns import attach_turns  # noqa: E402
 
 __all__ = [
     "ContextFilter",
     "StepwellIsolation",
     "StepwellStorage",
     "album",
+    "attach_turns",
     "fsm_flow",
     "fsm_in_flow",
     "fsm_state",

@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 
 from stepwell.engine import backoff
 from stepwell.errors import BotApiError, BotUnavailable
-from stepwell.fsm.engine import is_unparsable, without_formatting
+from stepwell.fsm.engine import is_unmodified, is_unparsable, without_formatting
 
-__all__ = ["MakeCall", "PauseOf", "Send", "make_call", "sender"]
+__all__ = ["MakeCall", "PauseOf", "Send", "attempt", "make_call", "sender"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -31,11 +31,14 @@ PAUSES = (0.5, 5.0)
 async def make_call(make: MakeCall, pause_of: PauseOf, call: dict[str, Any]) -> Any:
     """Make a call, and retry it while Telegram is unavailable or limits the bot. Raises the framework's error.
 
-    A text whose formatting is refused is sent as it is, without markup.
+    A text whose formatting is refused is sent as it is, without markup. An edit that would change nothing counts as
+    made.
     """
     try:
         return await _make_call(make, pause_of, call)
     except Exception as error:
+        if is_unmodified(str(error)):
+            return None
         plain = without_formatting(call) if is_unparsable(str(error)) else None
         if plain is None:
             raise
@@ -84,3 +87,22 @@ def sender(make: MakeCall, pause_of: PauseOf) -> Send:
         raise failure
 
     return send
+
+
+def attempt(make: MakeCall, pause_of: PauseOf, as_json: Callable[[Any], Any]) -> Callable[..., Awaitable[Any]]:
+    """Return the function with which a stream makes one attempt of a call. Its result is JSON, its errors are ours."""
+
+    async def try_call(method: str, /, **params: Any) -> Any:
+        failure: BotApiError
+        try:
+            return as_json(await make({"method": method, **params}))
+        except Exception as error:  # noqa: BLE001 it is raised as one of our errors
+            pause = pause_of(error)
+            if pause is None:
+                failure = BotApiError(method, None, str(error))
+            else:
+                # Without the text and the cause, which may contain the token.
+                failure = BotUnavailable(method, None, type(error).__name__, retry_after=pause or None)
+        raise failure
+
+    return try_call

@@ -15,7 +15,7 @@ MINIMUM, BELOW = "22.0", "23"
 # Before the modules below, which import telegram.
 require("telegram", "ptb", distribution="python-telegram-bot", minimum=MINIMUM, below=BELOW)
 
-from stepwell.adapters.ptb.application import confirm_handled, install, setup  # noqa: E402
+from stepwell.adapters.ptb.application import attach_turns, confirm_handled, install, setup  # noqa: E402
 from stepwell.adapters.ptb.conversation import ConversationHandler  # noqa: E402
 from stepwell.adapters.ptb.conversations import fsm_of  # noqa: E402
 from stepwell.adapters.ptb.filters import ConversationFilter, album, fsm_flow, fsm_in_flow, fsm_state  # noqa: E402
@@ -27,6 +27,7 @@ __all__ = [
     "ConversationHandler",
     "StepwellPersistence",
     "album",
+    "attach_turns",
     "confirm_handled",
     "fsm_flow",
     "fsm_in_flow",

@@ -21,16 +21,23 @@ from stepwell.adapters.framework.retry import TEMPORARY
 from stepwell.adapters.ptb.albums import ApplicationAlbums
 from stepwell.adapters.ptb.confirmation import ConfirmingQueue, confirm_update
 from stepwell.adapters.ptb.conversation import check_names, conversations_in
-from stepwell.adapters.ptb.conversations import add_conversations, conversations_of, discard_changes
+from stepwell.adapters.ptb.conversations import (
+    add_conversations,
+    album_in_handlers,
+    conversations_of,
+    discard_changes,
+)
 from stepwell.adapters.ptb.filters import filters_in
 from stepwell.adapters.ptb.objects import AnyApplication
 from stepwell.adapters.ptb.persistence import StepwellPersistence
+from stepwell.adapters.ptb.turns import ControlQueue, add_turns, turns_of
 from stepwell.adapters.ptb.updates import updates_of
 from stepwell.errors import InvalidOption
 from stepwell.fsm import FSM
 from stepwell.options import check_instance
+from stepwell.turns import Turns
 
-__all__ = ["ClaimingApplication", "confirm_handled", "install", "setup"]
+__all__ = ["ClaimingApplication", "attach_turns", "confirm_handled", "install", "setup"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -42,8 +49,10 @@ class ClaimingApplication(Application[Any, Any, Any, Any, Any, Any]):
 
     async def shutdown(self) -> None:
         """Stop the timers, and shut down."""
-        conversations = conversations_of(self)
+        conversations, turns = conversations_of(self), turns_of(self)
         try:
+            if turns is not None and not self.running:
+                await turns.stop()
             if conversations is not None and not self.running:
                 await conversations.stop()
         finally:
@@ -96,6 +105,28 @@ def setup(application: AnyApplication, fsm: FSM) -> None:
     _claim_updates(application)
 
 
+def attach_turns(application: AnyApplication, turns: Turns) -> None:
+    """Pass on what no handler of an application takes, as ``turns.attach(application)`` does.
+
+    The handlers of the default group come first. A stop, and the answer to a question of a turn, act when they arrive,
+    before the updates that wait. The turns run from ``initialize()`` to ``shutdown()`` of the application, and their
+    calls are made by its bot.
+
+    Raises ``UsageError`` if turns are attached already.
+
+    Example::
+
+        from telegram.ext import Application
+        from stepwell.adapters.ptb import attach_turns
+
+        application = Application.builder().token("42:token").build()
+        attach_turns(application, turns)
+    """
+    check_instance(application, Application, "attach_turns(application, turns) takes an Application, got {}")
+    add_turns(application, turns)
+    _claim_updates(application)
+
+
 def confirm_handled(application: AnyApplication) -> None:
     """Confirm each update to Telegram when it is handled, so that an update is delivered again after a kill.
 
@@ -117,7 +148,11 @@ def confirm_handled(application: AnyApplication) -> None:
             "'await application.process_update(update)'"
         )
     queue: Any = ConfirmingQueue(application.update_queue)
-    application.updater.update_queue = queue
+    arriving: Any = application.updater.update_queue
+    if isinstance(arriving, ControlQueue):
+        arriving.queue = queue
+    else:
+        application.updater.update_queue = queue
     _claim_updates(application)
 
 
@@ -152,6 +187,9 @@ async def _start(application: AnyApplication) -> None:
     if conversations is not None:
         check_flows(conversations.fsm, [each.inner for each in filters_in(application)])
         await conversations.start(application)
+    turns = turns_of(application)
+    if turns is not None:
+        await turns.start(application)
     if isinstance(persistence, StepwellPersistence):
         updates_of(persistence, application).start()
     elif not all(handler.persistent for handler in conversations_in(application)):
@@ -176,9 +214,15 @@ async def _process(
         await process()
         return None
 
-    if conversations is None:
-        return await process_claimed()
-    return await conversations.process(application, update, process_claimed)
+    async def process_in_conversation() -> Exception | None:
+        if conversations is None:
+            return await process_claimed()
+        return await conversations.process(application, update, process_claimed)
+
+    turns = turns_of(application)
+    if turns is None or album_in_handlers.get() is not None:
+        return await process_in_conversation()
+    return await turns.process(application, update, process_in_conversation)
 
 
 #: True in the task that handles the updates of the queue, and in those that it starts.

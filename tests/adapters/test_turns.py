@@ -1,0 +1,191 @@
+"""Turns in the bots of frameworks: their own handlers come first, and stops and presses wait for none of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import aiogram
+import pytest
+from aiogram.client.session.aiohttp import AiohttpSession
+from aiogram.client.telegram import TelegramAPIServer
+from aiogram.filters import Command
+from telegram.ext import ApplicationBuilder, CommandHandler
+
+from examples import agent_aiogram, agent_ptb
+from stepwell import MemoryStorage, Storage
+from stepwell.adapters.aiogram import StepwellIsolation, StepwellStorage
+from stepwell.botapi import Bot, BotAPI, Person
+from stepwell.errors import InvalidOption, UsageError
+from stepwell.turns import Turn, Turns
+from tests.adapters.scenarios import until_confirmed
+from tests.until import until
+
+Make = Callable[[Storage, BotAPI, Bot], AbstractAsyncContextManager[Any]]
+
+
+@asynccontextmanager
+async def with_aiogram(storage: Storage, api: BotAPI, bot: Bot) -> AsyncIterator[None]:
+    dispatcher = agent_aiogram.make_dispatcher(storage)
+    client = aiogram.Bot(bot.token, session=AiohttpSession(api=TelegramAPIServer.from_base(api.url)))
+    running = asyncio.create_task(dispatcher.start_polling(client, handle_signals=False, polling_timeout=2))
+    try:
+        yield
+    finally:
+        await dispatcher.stop_polling()
+        await running
+
+
+@asynccontextmanager
+async def with_ptb(storage: Storage, api: BotAPI, bot: Bot) -> AsyncIterator[None]:
+    builder = ApplicationBuilder().token(bot.token).base_url(f"{api.url}/bot")
+    application = agent_ptb.make_application(storage, builder)
+    async with polling(application):
+        yield
+
+
+@asynccontextmanager
+async def polling(application: Any) -> AsyncIterator[None]:
+    async with application:
+        await application.start()
+        await application.updater.start_polling(timeout=2)
+        try:
+            yield
+        finally:
+            await application.updater.stop()
+            await application.stop()
+
+
+def texts(person: Person) -> list[str]:
+    return [message["text"] for message in person.messages if message["from"]["is_bot"]]
+
+
+both = pytest.mark.parametrize("make", [with_aiogram, with_ptb], ids=["aiogram", "ptb"])
+
+
+@both
+async def test_an_agent_in_a_framework_collects_asks_streams_and_is_stopped(
+    make: Make, api: BotAPI, caplog: pytest.LogCaptureFixture
+) -> None:
+    bot = api.bot("agent_bot")
+    ann, ben = api.chat(bot, 42), api.chat(bot, 43)
+    group = ann.group(-7)
+    async with MemoryStorage() as storage, make(storage, api, bot):
+        assert await ann.ask("/help") == "Tell me anything. /stop stops me."
+        await ann.send_at_once("one", "two")
+        assert await ann.answer(timeout=60) == "I was told: one two"
+        await ann.send("delete a.txt")
+        await until(lambda: len(texts(ann)) == 4)
+        assert texts(ann)[2:] == ["Let me see.", "Really delete a.txt?"]
+        query = await ann.press("Yes")
+        await until(lambda: texts(ann)[-1] == "I was told: delete a.txt")
+        assert texts(ann)[3].startswith("Really delete a.txt?\n\nYes (")
+        answered = [call for call in bot.calls if call["method"] == "answerCallbackQuery"]
+        assert [call["callback_query_id"] for call in answered] == [query]
+        # In a group it is one message, which is edited.
+        await group.send("tell " + "word " * 8)
+        await until(lambda: texts(group))
+        await ann.send("tell " + "word " * 60)
+        await ben.send("tell " + "word " * 60)
+        for person in (ann, ben):
+            await until(lambda: "tell word" in str(person.room.drafts))
+        await ann.send("/stop")
+        await ben.stop()
+        await until(lambda: texts(ann)[-1].endswith("[stopped]"))
+        await until(lambda: texts(ben) and texts(ben)[-1].endswith("[stopped]"))
+        assert texts(ann)[-1].startswith("I was told: tell word")
+        await until(lambda: texts(group)[-1] == "I was told: tell" + " word" * 8)
+    assert len(texts(group)) == 1 and len(texts(ann)) == 6
+    assert "Error" not in caplog.text and bot.token not in caplog.text
+
+
+class Working:
+    """Turns whose handler works until it is stopped, and a slow handler of the framework."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.turns = Turns("agent_bot", storage=storage, collect=0.0)
+        self.working, self.slow, self.go = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        @self.turns.handler
+        async def answer(turn: Turn) -> AsyncIterator[str]:
+            yield "Working"
+            self.working.set()
+            await asyncio.Event().wait()
+
+    async def wait(self, *_: Any) -> None:
+        self.slow.set()
+        await self.go.wait()
+
+    async def is_stopped(self, ann: Person) -> None:
+        """Stop a turn while the slow handler of the same chat runs."""
+        await ann.send("hi")
+        await asyncio.wait_for(self.working.wait(), 60)
+        await ann.send("/slow")
+        await asyncio.wait_for(self.slow.wait(), 60)
+        await ann.send("/stop")
+        await until(lambda: texts(ann) == ["Working [stopped]"])
+        self.go.set()
+
+
+async def test_a_stop_does_not_wait_for_the_events_isolation_of_aiogram(api: BotAPI) -> None:
+    ann = api.chat(api.bot("agent_bot"), 42)
+    async with MemoryStorage() as storage:
+        agent = Working(storage)
+        dispatcher = aiogram.Dispatcher(storage=StepwellStorage(storage), events_isolation=StepwellIsolation(storage))
+
+        @dispatcher.message(Command("slow"))
+        async def wait(message: Any) -> None:
+            await agent.wait()
+
+        agent.turns.attach(dispatcher)
+        client = aiogram.Bot(ann.bot.token, session=AiohttpSession(api=TelegramAPIServer.from_base(api.url)))
+        running = asyncio.create_task(dispatcher.start_polling(client, handle_signals=False, polling_timeout=2))
+        await agent.is_stopped(ann)
+        await dispatcher.stop_polling()
+        await running
+
+
+async def test_a_stop_does_not_wait_in_the_queue_of_an_application(api: BotAPI) -> None:
+    ann = api.chat(api.bot("agent_bot"), 42)
+    async with MemoryStorage() as storage:
+        agent = Working(storage)
+        application = ApplicationBuilder().token(ann.bot.token).base_url(f"{api.url}/bot").build()
+        agent.turns.attach(application)
+        # Added later, and still before the turns.
+        application.add_handler(CommandHandler("slow", agent.wait))
+        async with polling(application):
+            await agent.is_stopped(ann)
+
+
+async def test_a_message_is_confirmed_when_its_turn_is_stored(api: BotAPI) -> None:
+    bot = api.bot("agent_bot")
+    ann = api.chat(bot, 42)
+    async with MemoryStorage() as storage:
+        application = agent_ptb.make_application(
+            storage, ApplicationBuilder().token(bot.token).base_url(f"{api.url}/bot")
+        )
+        stored = Turns("agent_bot", storage=storage)
+        async with polling(application):
+            await ann.send("tell me")
+            await until_confirmed(bot)
+            status = await stored.status((42, 0))
+            assert status.state != "idle" or texts(ann)
+            await until(lambda: texts(ann))
+
+
+def test_turns_are_attached_to_a_router_or_an_application_once() -> None:
+    turns = Turns("bot", storage="memory://")
+    with pytest.raises(InvalidOption, match="attach\\(\\) takes a Router, a Dispatcher"):
+        turns.attach(object())
+    dispatcher = aiogram.Dispatcher()
+    turns.attach(dispatcher)
+    with pytest.raises(UsageError, match="attached to this dispatcher already"):
+        turns.attach(dispatcher)
+    application = ApplicationBuilder().token("42:token").build()
+    turns.attach(application)
+    with pytest.raises(UsageError, match="attached to this application already"):
+        turns.attach(application)
+    kinds = dispatcher.resolve_used_update_types()
+    assert {"message", "edited_message", "callback_query", "stopped_message_generation"} <= set(kinds)
