@@ -25,6 +25,7 @@ async def answer(turn: Turn) -> AsyncIterator[str]:
 
 
 async def show_help(update: Update, context: ContextTypes.DEFAULT_TYPE) -> None:
+    assert update.message is not None
     await update.message.reply_text("Tell me anything. /stop stops me.")
 
 

@@ -120,9 +120,8 @@ FOR_TOOLS = {
     "stepwell.fsm.engine": [
         "Conversation", "EXPIRY", "Extension", "FlowDescription", "HISTORY", "HandledUpdates", "Machine", "Peer",
         "RefusedCall", "TIMEOUT", "after_end", "as_plain", "check_parameters", "describe", "diagram", "entry_times",
-        "is_unparsable", "opened_extension", "refused_calls", "refused_log", "remembered", "report_refusal",
-        "set_timer",
-        "token_of", "with_entry", "with_kept", "with_timers", "without_formatting",
+        "is_unmodified", "is_unparsable", "opened_extension", "refused_calls", "refused_log", "remembered",
+        "report_refusal", "set_timer", "token_of", "with_entry", "with_kept", "with_timers", "without_formatting",
     ],
     "stepwell.turns.engine": ["State", "WORKING_PARTS", "status_of"],
     "stepwell.nodes.engine": [

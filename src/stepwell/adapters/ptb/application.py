@@ -19,7 +19,8 @@ from telegram.ext import Application
 from stepwell.adapters.framework.conversations import check_flows
 from stepwell.adapters.framework.retry import TEMPORARY
 from stepwell.adapters.ptb.albums import ApplicationAlbums
-from stepwell.adapters.ptb.confirmation import ConfirmingQueue, confirm_update
+from stepwell.adapters.ptb.arrival.confirmation import ConfirmingQueue, confirm_update
+from stepwell.adapters.ptb.arrival.turns import ControlQueue, add_turns, turns_of
 from stepwell.adapters.ptb.conversation import check_names, conversations_in
 from stepwell.adapters.ptb.conversations import (
     add_conversations,
@@ -30,7 +31,6 @@ from stepwell.adapters.ptb.conversations import (
 from stepwell.adapters.ptb.filters import filters_in
 from stepwell.adapters.ptb.objects import AnyApplication
 from stepwell.adapters.ptb.persistence import StepwellPersistence
-from stepwell.adapters.ptb.turns import ControlQueue, add_turns, turns_of
 from stepwell.adapters.ptb.updates import updates_of
 from stepwell.errors import InvalidOption
 from stepwell.fsm import FSM
