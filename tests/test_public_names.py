@@ -283,7 +283,7 @@ BESIDE = re.compile(
 
 
 def test_adapters_and_tools_import_public_names_only() -> None:
-    top = [*NAMES["stepwell"], "PostgresStorage", "RedisStorage", "SealedStorage", "fsm", "nodes"]
+    top = [*NAMES["stepwell"], "PostgresStorage", "RedisStorage", "SealedStorage", "fsm", "nodes", "turns"]
     known = NAMES | FOR_TOOLS | {"stepwell": top}
     inner = []
     for package in NEIGHBOURS:

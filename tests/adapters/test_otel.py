@@ -20,6 +20,7 @@ from stepwell.errors import Parked, StorageClosed
 from stepwell.fsm import FSM, Flow, Router, state, text
 from stepwell.nodes import BatchNode, Node, Wait, linear, step, worker
 from stepwell.testing import Chat, Clock
+from stepwell.turns import Turn, Turns
 from tests.constants import Constants
 from tests.until import until
 
@@ -247,3 +248,49 @@ async def test_no_span_stays_the_current_one_after_a_run_has_parked(telemetry: T
         await flow.run({}, flow_id="r")
     assert not trace.get_current_span().get_span_context().is_valid
     assert {"run asking", "node answer"} <= set(telemetry.spans)
+
+
+async def test_a_turn_has_a_span_with_links_to_its_messages(telemetry: Telemetry) -> None:
+    def make(storage: Storage) -> Turns:
+        turns = Turns("desk", storage=storage)
+
+        @turns.handler
+        async def answer(turn: Turn) -> None:
+            with telemetry.tracers.get_tracer("mine").start_as_current_span("model call"):
+                if turn.text == "fail":
+                    raise ValueError(SECRET)
+                turn.answer(SECRET)
+
+        return turns
+
+    async with Chat(make) as chat:
+        await chat.send(SECRET)
+        await chat.send(SECRET)
+        assert await chat.advance(1) == [SECRET]
+        await chat.redeliver()
+        turn = telemetry.spans["turn"]
+        assert parent_of(telemetry.spans["model call"], turn)
+        attributes = dict(turn.attributes or {})
+        assert len(str(attributes.pop("stepwell.turn"))) == 16
+        assert attributes == {
+            "stepwell.bot": "desk", "stepwell.attempt": 1, "stepwell.messages": 2, "stepwell.outcome": "answered",
+        }  # fmt: skip
+        updates = [each for each in telemetry.exporter.get_finished_spans() if each.name.startswith("update")]
+        linked = [link.context.trace_id for link in turn.links]
+        assert linked == [each.get_span_context().trace_id for each in updates[:2]]
+        await chat.ask("fail")
+        failed = telemetry.spans["turn"]
+        assert failed.status.status_code is trace.StatusCode.ERROR
+    metrics = telemetry.metrics()
+    counted = {point.attributes["stepwell.outcome"]: point.value for point in metrics["stepwell.turns"]}
+    assert counted == {"started": 2, "answered": 1, "failed": 1}
+    messages = {point.attributes["stepwell.outcome"]: point.value for point in metrics["stepwell.messages"]}
+    assert messages == {"taken": 3, "known": 1}
+    (waits,) = metrics["stepwell.turn.wait"]
+    assert (waits.count, waits.max) == (2, pytest.approx(5.0))
+    assert sum(point.count for point in metrics["stepwell.turn.duration"]) == 2
+    (sizes,) = metrics["stepwell.turn.messages"]
+    assert (sizes.min, sizes.max) == (1, 2)
+    assert SECRET not in "".join(
+        each.to_json() for each in telemetry.exporter.get_finished_spans() if each.name == "turn"
+    )

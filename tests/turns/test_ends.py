@@ -12,7 +12,7 @@ import pytest
 from stepwell import MemoryStorage
 from stepwell.errors import BotApiError, BotUnavailable, UsageError
 from stepwell.storage import Apply, Operation
-from stepwell.turns import Turn, TurnEnded, Turns, TurnStarted, subscribe
+from stepwell.turns import MessageTaken, Turn, TurnEnded, Turns, TurnStarted, subscribe
 from tests.backends import Backend
 from tests.constants import Constants
 from tests.turns.people import ANN, People, state_of, working
@@ -238,6 +238,8 @@ async def test_events_tell_of_messages_and_turns() -> None:
         await state_of(turns, "idle")
     unsubscribe()
     assert own == ["MessageTaken", "TurnStarted", "TurnEnded"]
+    taken = next(event for event in found if isinstance(event, MessageTaken))
+    assert (taken.outcome, taken.waiting, taken.update) == ("taken", 1, 1)
     started = next(event for event in found if isinstance(event, TurnStarted))
     ended = next(event for event in found if isinstance(event, TurnEnded))
     assert (started.conversation, started.messages, started.updates) == (ANN, 1, (1,))

@@ -1,4 +1,4 @@
-"""OpenTelemetry: spans and metrics of updates, runs and storages. Needs ``stepwell[otel]``.
+"""OpenTelemetry: spans and metrics of updates, turns, runs and storages. Needs ``stepwell[otel]``.
 
 No span or metric has contents: no keys, texts, data or error messages; only names, kinds, times and counts.
 """
@@ -6,10 +6,10 @@ No span or metric has contents: no keys, texts, data or error messages; only nam
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stepwell import fsm, nodes
+from stepwell import fsm, nodes, turns
 from stepwell.engine import RunBatch, observe_batches, require
 from stepwell.errors import LeaseLost
 from stepwell.nodes.engine import carry_trace
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from opentelemetry.context import Context
     from opentelemetry.metrics import MeterProvider
-    from opentelemetry.trace import Span, TracerProvider
+    from opentelemetry.trace import Span, SpanContext, TracerProvider
 
     from stepwell import Storage
     from stepwell.engine import Batch, Result
@@ -31,11 +31,14 @@ otel_propagation: Any = require("opentelemetry.trace.propagation.tracecontext", 
 
 __all__ = ["instrument"]
 
+#: The most messages whose spans are remembered until their turn starts.
+MOST_TAKEN = 10_000
+
 
 def instrument(
     *, tracer_provider: TracerProvider | None = None, meter_provider: MeterProvider | None = None
 ) -> Callable[[], None]:
-    """Report all machines, flows and storages of this process to OpenTelemetry. Return a function that ends it.
+    """Report all machines, turns, flows and storages of this process to OpenTelemetry. Return a function that ends it.
 
     Call it at start-up: the batches of a storage are reported if it opens afterwards. The providers are those of the
     process by default.
@@ -53,7 +56,14 @@ def instrument(
     spans = OpenSpans(otel_trace.get_tracer("stepwell", stepwell.__version__, tracer_provider=tracer_provider))
     meter = otel_metrics.get_meter("stepwell", stepwell.__version__, meter_provider=meter_provider)
     updates, runs, batches = UpdateTelemetry(spans, meter), RunTelemetry(spans, meter), BatchTelemetry(spans, meter)
-    ends = [fsm.subscribe(updates), nodes.subscribe(runs), observe_batches(batches), carry_trace(_traceparent)]
+    chats = TurnTelemetry(spans, meter)
+    ends = [
+        fsm.subscribe(updates),
+        nodes.subscribe(runs),
+        turns.subscribe(chats),
+        observe_batches(batches),
+        carry_trace(_traceparent),
+    ]
 
     def stop() -> None:
         for end in ends:
@@ -108,14 +118,17 @@ class OpenSpans:
         inside: object = None,
         trace: str | None = None,
         link: str | None = None,
+        linked: Sequence[SpanContext] = (),
     ) -> None:
         """Start a span, as the current one, so that spans of the user's code are its children.
 
         ``trace``: the stored context that it continues, with a link to the present one. ``link``: another one.
+        ``linked``: further spans.
         """
         parent = self._open.get(inside)
         around = parent and parent.context
         links = [] if link is None else [otel_trace.get_current_span(_context_of(link)).get_span_context()]
+        links += linked
         if trace is not None:
             links.append(otel_trace.get_current_span().get_span_context())
             around = _context_of(trace)
@@ -135,11 +148,12 @@ class OpenSpans:
         if found is not None:
             found.span.set_attributes(attributes)
 
-    def fail(self, about: object, error: BaseException) -> None:
+    def fail(self, about: object, error: BaseException | None = None) -> None:
         """Mark a span as failed, with the error's class. Its message may have contents."""
         found = self._open.get(about)
         if found is not None:
-            found.span.set_attribute("error.type", type(error).__name__)
+            if error is not None:
+                found.span.set_attribute("error.type", type(error).__name__)
             found.span.set_status(otel_trace.StatusCode.ERROR)
 
     def end(self, about: object) -> None:
@@ -238,6 +252,58 @@ class UpdateTelemetry:
     def _lose(self, error: BaseException, bot: dict[str, str]) -> None:
         if isinstance(error, LeaseLost):
             self._lost.add(1, bot)
+
+
+class TurnTelemetry:
+    """Reports the messages and turns of conversations with an agent."""
+
+    def __init__(self, spans: OpenSpans, meter: Any) -> None:
+        self._spans = spans
+        self._messages = meter.create_counter("stepwell.messages", "{message}", "Messages for turns")
+        self._turns = meter.create_counter("stepwell.turns", "{turn}", "Turns that started or ended")
+        self._attempts = meter.create_counter("stepwell.turn.attempts", "{attempt}", "Attempts after the first ones")
+        self._waits = meter.create_histogram("stepwell.turn.wait", "s", "From the first message to the start")
+        self._duration = meter.create_histogram("stepwell.turn.duration", "s", "From the start to the stored end")
+        self._sizes = meter.create_histogram("stepwell.turn.messages", "{message}", "Messages of a turn")
+        self._waiting = meter.create_histogram("stepwell.messages.waiting", "{message}", "Messages that wait")
+        #: The spans in which messages were taken, by conversation and update.
+        self._taken: dict[object, SpanContext] = {}
+
+    def __call__(self, event: turns.TurnEvent) -> None:
+        bot = {"stepwell.bot": event.bot}
+        match event:
+            case turns.MessageTaken(outcome=outcome, waiting=waiting, update=update):
+                self._messages.add(1, bot | {"stepwell.outcome": outcome})
+                self._waiting.record(waiting, bot)
+                span = otel_trace.get_current_span().get_span_context()
+                if outcome == "taken" and span.is_valid:
+                    self._taken[event.address, update] = span
+                    if len(self._taken) > MOST_TAKEN:
+                        # Its turn runs in another process.
+                        del self._taken[next(iter(self._taken))]
+            case turns.TurnStarted(turn=turn, attempt=attempt, messages=messages, updates=updates, waited=waited):
+                about = ("turn", event.address, turn)
+                # An earlier attempt that another worker has taken over.
+                self._spans.end(about)
+                if attempt == 1:
+                    self._turns.add(1, bot | {"stepwell.outcome": "started"})
+                    self._waits.record(waited, bot)
+                else:
+                    self._attempts.add(1, bot)
+                found = [self._taken.pop((event.address, update), None) for update in updates]
+                linked = [each for each in found if each is not None]
+                attributes = {"stepwell.turn": turn, "stepwell.attempt": attempt, "stepwell.messages": messages}
+                self._spans.start(about, "turn", bot | attributes, linked=linked)
+            case turns.TurnEnded(turn=turn, messages=messages, how=how, seconds=seconds):
+                about = ("turn", event.address, turn)
+                ended = bot | {"stepwell.outcome": how}
+                self._turns.add(1, ended)
+                self._duration.record(seconds, ended)
+                self._sizes.record(messages, bot)
+                self._spans.add(about, **{"stepwell.outcome": how})
+                if how == "failed":
+                    self._spans.fail(about)
+                self._spans.end(about)
 
 
 class RunTelemetry:

@@ -63,7 +63,7 @@ class Admissions:
         self,
         turns: TurnsBase,
         waiting_calls: Callable[[Admission, Message], Awaitable[list[dict[str, Any]]]],
-        told: Callable[[Address, Admission], None],
+        told: Callable[[Address, Admission, int | str | None], None],
     ) -> None:
         self._turns = turns
         self._waiting_calls, self._told = waiting_calls, told
@@ -82,7 +82,7 @@ class Admissions:
         if admission.outcome in ("full", "busy") or (admission.outcome == "taken" and admission.busy):
             admission.calls = await self._waiting_calls(admission, message)
         if admission:
-            self._told(address, admission)
+            self._told(address, admission, turns.update_id_of(message.update))
         return admission
 
     async def shut(self, conversation: Any) -> None:

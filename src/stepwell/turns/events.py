@@ -41,6 +41,8 @@ class MessageTaken(TurnEvent):
     outcome: str
     #: How many messages wait now.
     waiting: int
+    #: The id of the update.
+    update: int | str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

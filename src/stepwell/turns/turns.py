@@ -390,9 +390,9 @@ class Turns(TurnsBase):
         conversation = decode_key(address.key)[1]
         call_subscribers(self.subscribers, kind(bot=self.bot, conversation=conversation, address=address, **fields))
 
-    def _told(self, address: Address, admission: Admission) -> None:
+    def _told(self, address: Address, admission: Admission, update: int | str | None) -> None:
         """Report an update that was taken or refused."""
-        self.tell(MessageTaken, address, outcome=admission.outcome, waiting=admission.waiting)
+        self.tell(MessageTaken, address, outcome=admission.outcome, waiting=admission.waiting, update=update)
 
     async def _waiting_calls(self, admission: Admission, message: Message) -> list[dict[str, Any]]:
         """Return the calls that tell a person what has become of a message."""
