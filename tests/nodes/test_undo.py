@@ -132,6 +132,58 @@ async def test_a_node_whose_post_fails_has_done_its_work_and_is_undone_too(stora
         assert [each for each in ledger if each[0] == "undone"] == [("undone", "r/b/1"), ("undone", "r/a/1")]
 
 
+@pytest.mark.parametrize("awaits", [True, False])
+@pytest.mark.parametrize("stored", [True, False])
+async def test_a_node_whose_exec_fails_in_its_only_attempt_is_not_undone_itself(
+    storage: Storage, stored: bool, awaits: bool
+) -> None:
+    class Unsold(Book):
+        async def exec(self, prep_res: Any) -> str:
+            if awaits:
+                await asyncio.sleep(0)
+            raise Boom("sold out")
+
+        async def undo(self, shared: dict[str, Any], result: Any) -> None:
+            ledger.append(("undone", "the node that failed"))
+
+    ledger: Ledger = []
+    options = {"storage": storage} if stored else {}
+    with pytest.raises(Boom, match="sold out"):
+        await linear(Book(ledger, "a"), Unsold(ledger, "b"), name="saga", **options).run(flow_id="r")
+    assert ledger == [("booked", "r/a/1"), ("undone", "r/a/1")]
+
+    unsold = Unsold(ledger, "b")
+    unsold - "error" >> Node(name="caught")
+    start = Book(ledger, "a")
+    start >> unsold
+    await NodeFlow(start, name="catching", **options).run(flow_id="s")
+    assert ("undone", "s/a/1") not in ledger
+
+
+async def test_a_worker_that_stops_within_a_node_that_can_be_undone_leaves_its_run_to_the_next_worker(
+    storage: Storage,
+) -> None:
+    ledger: Ledger = []
+    began, may_end = asyncio.Event(), asyncio.Event()
+
+    class Slow(Book):
+        async def exec(self, prep_res: Any) -> str:
+            began.set()
+            await may_end.wait()
+            return await super().exec(prep_res)
+
+    flow = linear(Book(ledger, "a"), Slow(ledger, "b"), name="saga", storage=storage, keep=True)
+    async with worker([flow], drain=0):
+        handle = await flow.submit({}, flow_id="r")
+        await began.wait()
+    run = await handle.status()
+    assert (run.status, run.undone, run.errors) == ("running", (), ())
+    may_end.set()
+    async with worker([flow]):
+        await handle.result(timeout=10)
+    assert ledger == [("booked", "r/a/1"), ("booked", "r/b/1")]
+
+
 async def test_nodes_in_loops_branches_nested_flows_and_batches_are_undone(storage: Storage) -> None:
     class Again(Book):
         def post(self, shared: dict[str, Any], prep_res: Any, exec_res: Any) -> str:

@@ -143,9 +143,8 @@ async def walk(graph: Graph, cursor: Cursor, shared: Any, params: Mapping[str, A
                 prep_res = stage.prep(node, shared)
                 if type(prep_res) is CoroutineType:
                     prep_res = await prep_res
-                exec_res = stage.exec(node, prep_res)
-                if type(exec_res) is CoroutineType:
-                    exec_res = await exec_res
+                returned = stage.exec(node, prep_res)
+                exec_res = await returned if type(returned) is CoroutineType else returned
             else:
                 prep_res, exec_res = await _run_inside(stage, cursor, node, shared, inside)
             action = stage.post(node, shared, prep_res, exec_res)
