@@ -184,6 +184,14 @@ class AttemptBase(ABC):
         """Call a function, or give what it has returned in an earlier attempt."""
 
     @abstractmethod
+    async def keep(self, value: Any) -> None:
+        """Store a value for later attempts."""
+
+    @abstractmethod
+    def kept(self) -> list[Any]:
+        """Return the values that this turn has kept."""
+
+    @abstractmethod
     async def ask(
         self,
         text: str,

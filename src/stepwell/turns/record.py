@@ -41,6 +41,7 @@ __all__ = [
     "change_of",
     "draft_id_of",
     "failed_part",
+    "kept_prefix",
     "message_part",
     "question_part",
     "send_part",
@@ -231,6 +232,11 @@ def question_part(turn: str, number: int) -> str:
 def tool_prefix(turn: str) -> str:
     """Return the beginning of the names of the parts with the effects of a turn."""
     return f"o:{turn}:"
+
+
+def kept_prefix(turn: str) -> str:
+    """Return the beginning of the names of the parts with the values that a turn has kept."""
+    return f"k:{turn}:"
 
 
 def failed_part(turn: str) -> str:

@@ -18,7 +18,7 @@ from stepwell.turns.base import AttemptBase, RunnerBase
 from stepwell.turns.history import History
 from stepwell.turns.message import Message
 from stepwell.turns.policy import cut
-from stepwell.turns.record import Running, StopReason, TurnTable, change_of, message_part, table_of
+from stepwell.turns.record import Running, StopReason, TurnTable, change_of, kept_prefix, message_part, table_of
 from stepwell.turns.running.display import Display
 from stepwell.turns.running.held import HeldRecord
 from stepwell.turns.running.question import Decision, Questions
@@ -85,6 +85,16 @@ class Attempt(AttemptBase):
         call_id: str | None = None,
     ) -> Any:
         return await self.tools.call(function, args, kwargs, replay=replay, name=name, call_id=call_id)
+
+    async def keep(self, value: Any) -> None:
+        with self.busy():
+            name = f"{kept_prefix(self.turn_id)}{len(self.kept()):06}"
+            await self.store({name: self.record.seal.seal("p", name, value)})
+
+    def kept(self) -> list[Any]:
+        parts, prefix = self.record.parts, kept_prefix(self.turn_id)
+        names = sorted(name for name in parts if name.startswith(prefix))
+        return [self.record.seal.value("p", name, parts[name]) for name in names]
 
     async def ask(self, text: str, **options: Any) -> Decision:
         return await self.questions.ask(text, **options)

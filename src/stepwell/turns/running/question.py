@@ -88,6 +88,8 @@ class Questions:
     def __init__(self, attempt: AttemptBase) -> None:
         self._attempt = attempt
         self._count = 0
+        #: The numbers of the questions that this attempt has asked.
+        self._asked: set[int] = set()
         #: The asks that wait, by the number of their question.
         self._waiting: dict[int, asyncio.Future[None]] = {}
 
@@ -112,9 +114,9 @@ class Questions:
         chosen = () if reply else _checked_options(options)
         seconds = None if timeout is None else seconds_of(timeout, "ask(timeout={}): give seconds, or '24h'")
         allowed = None if approvers is None else tuple(approvers)
-        self._count += 1
-        number, attempt = self._count, self._attempt
+        attempt = self._attempt
         digest = self._digest(text, chosen, about)
+        number = self._number(digest)
         known = self._find(number)
         if known is None or known.digest != digest:
             question = OpenQuestion(
@@ -146,6 +148,21 @@ class Questions:
             found = self._find(number)
             if not future.done() and found is not None and found.answer is not None:
                 future.set_result(None)
+
+    def _number(self, digest: str) -> int:
+        """Return the number of the next question: its place, or that of the same question of an earlier attempt.
+
+        An attempt that continues in the middle does not ask again what was asked before that.
+        """
+        self._count += 1
+        turn = self._attempt.record.table.turn
+        free = [each for each in (() if turn is None else turn.questions) if each.number not in self._asked]
+        same = [each.number for each in free if each.digest == digest]
+        number = self._count if self._count in same or not same else same[0]
+        while number in self._asked:
+            number += 1
+        self._asked.add(number)
+        return number
 
     def _find(self, number: int) -> OpenQuestion | None:
         turn = self._attempt.record.table.turn

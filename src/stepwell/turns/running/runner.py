@@ -32,9 +32,11 @@ from stepwell.turns.record import (
     TurnTable,
     change_of,
     failed_part,
+    kept_prefix,
     message_part,
     question_part,
     table_of,
+    tool_prefix,
 )
 from stepwell.turns.running.attempt import Attempt
 from stepwell.turns.running.held import HeldRecord
@@ -440,7 +442,8 @@ class Runner(RunnerBase):
         def parts(before: TurnTable, table: TurnTable) -> dict[str, str | None]:
             assert before.turn is not None
             names = [_part_of(each) for each in before.turn.messages]
-            names += [name for name in record.parts if name.startswith(f"o:{turn.id}:")]
+            own = (tool_prefix(turn.id), kept_prefix(turn.id))
+            names += [name for name in record.parts if name.startswith(own)]
             names += [question_part(turn.id, each.number) for each in before.turn.questions]
             names += [failed_part(each) for each in dropped_failures]
             changed: dict[str, str | None] = dict.fromkeys(names)

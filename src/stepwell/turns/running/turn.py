@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
@@ -145,6 +145,37 @@ class Turn:
         ``replay="safe"``: it is called again.
         """
         return await self._attempt.call_tool(function, args, kwargs, replay=replay)
+
+    async def call_tool(
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        replay: Replay = "never",
+        name: str | None = None,
+        call_id: str | None = None,
+    ) -> Any:
+        """Call a function as ``tool`` does, for the adapter of an agent framework.
+
+        ``name``: what it is called in lists and errors. ``call_id``: by what a later attempt finds the stored result,
+        instead of by the position of the call.
+        """
+        return await self._attempt.call_tool(
+            function, tuple(args), kwargs or {}, replay=replay, name=name, call_id=call_id
+        )
+
+    async def keep(self, value: Any) -> None:
+        """Store a value for later attempts of this turn, which find it in ``kept``. It goes with the end of the turn.
+
+        So a handler can continue where the process has died: ``await turn.keep(answer_of_the_model)``.
+        """
+        await self._attempt.keep(value)
+
+    @property
+    def kept(self) -> list[Any]:
+        """The values that this turn has kept, in this attempt and in earlier ones, oldest first."""
+        return self._attempt.kept()
 
     async def ask(
         self,

@@ -1,4 +1,4 @@
-"""pydantic-ai: the model requests and tool calls of an agent, each stored once in a durable run.
+"""The model requests and tool calls of an agent, each stored once in a durable run.
 
 ::
 
@@ -23,14 +23,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 from stepwell import Log
-from stepwell.engine import DAY, require, run_in_loop
+from stepwell.engine import DAY, run_in_loop
 from stepwell.errors import TooLarge
 from stepwell.nodes.engine import DurableStep, durable_step
 
-require("pydantic_ai", "pydantic-ai", distribution="pydantic-ai-slim", minimum="2.60", below="3")
-
-from pydantic_ai import RunContext  # noqa: E402 - checked first
-from pydantic_ai.durable_exec import (  # noqa: E402
+from pydantic_ai import RunContext
+from pydantic_ai.durable_exec import (
     JSON_CODEC,
     BaseDurabilityCapability,
     DurabilityEngineSpec,
@@ -39,7 +37,7 @@ from pydantic_ai.durable_exec import (  # noqa: E402
     JournalCallableOperationBackend,
     RoleBasedOperationConfig,
 )
-from pydantic_core import to_json  # noqa: E402
+from pydantic_core import to_json
 
 if TYPE_CHECKING:
     from pydantic_ai.agent import EventStreamHandler
