@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from pydantic_ai import Agent, ModelMessage, ModelRequest, ModelResponse, RunContext, ToolReturnPart, UserPromptPart
+from pydantic_ai import Agent, ModelMessage, ModelResponse, RunContext, ToolReturnPart, UserPromptPart
 from pydantic_ai.exceptions import ApprovalRequired, ModelRetry
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 from pydantic_ai.models.test import TestModel
@@ -81,7 +81,8 @@ async def test_a_crash_in_a_tool_that_runs_once_is_told_to_the_model_and_no_requ
     backend: Backend,
 ) -> None:
     def steps(number: int, told: list[str]) -> Step:
-        return [{"look": '{"what":"tea"}'}, {"pay": '{"what":"tea"}'}, "I do not know"][number - 1]
+        script: list[Step] = [{"look": '{"what":"tea"}'}, {"pay": '{"what":"tea"}'}, "I do not know"]
+        return script[number - 1]
 
     bot, people = Bot(backend.storage(), steps), People()
 
@@ -143,7 +144,10 @@ async def test_an_approval_survives_a_restart_and_the_tool_runs_once(backend: Ba
     people = People()
 
     def made(storage: Any) -> Bot:
-        bot = Bot(storage, lambda number, told: "deleted" if told[-1] == "tool-return: gone" else {"delete": '{"path":"a"}'})
+        def steps(number: int, told: list[str]) -> Step:
+            return "deleted" if told[-1] == "tool-return: gone" else {"delete": '{"path":"a"}'}
+
+        bot = Bot(storage, steps)
 
         @bot.agent.tool_plain(requires_approval=True)
         async def delete(path: str) -> str:
@@ -329,7 +333,7 @@ async def test_a_history_of_other_handlers_is_understood_and_that_of_a_later_rel
         assert bot.told == [["user-prompt: hi", "model: hello", "user-prompt: more"]]
         await state_of(bot.turns, "idle")
         entries = await history.read()
-        assert ModelRequest.__name__ and entries[-1]["pydantic_ai"] == 1
+        assert entries[-1]["pydantic_ai"] == 1
         await history.append({"pydantic_ai": 2, "message": {}})
         await bot.turns.admit(people.message("again"))
         await people.answered(2)

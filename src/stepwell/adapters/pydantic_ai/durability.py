@@ -22,11 +22,6 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 from weakref import WeakKeyDictionary
 
-from stepwell import Log
-from stepwell.engine import DAY, run_in_loop
-from stepwell.errors import TooLarge
-from stepwell.nodes.engine import DurableStep, durable_step
-
 from pydantic_ai import RunContext
 from pydantic_ai.durable_exec import (
     JSON_CODEC,
@@ -38,6 +33,11 @@ from pydantic_ai.durable_exec import (
     RoleBasedOperationConfig,
 )
 from pydantic_core import to_json
+
+from stepwell import Log
+from stepwell.engine import DAY, run_in_loop
+from stepwell.errors import TooLarge
+from stepwell.nodes.engine import DurableStep, durable_step
 
 if TYPE_CHECKING:
     from pydantic_ai.agent import EventStreamHandler

@@ -74,12 +74,12 @@ async def run_agent(
 ) -> AgentRunResult[Any]:
     """Answer a turn with an agent: its text is streamed, and its messages become the history. Return its result.
 
-    A tool runs at most once, also after a crash, unless it has ``metadata={"replay": "safe"}``; the model is told of a
-    call whose outcome is unknown. Each response that calls tools is kept, and the next attempt continues with it. Tools
-    that require an approval are asked for with ``turn.ask``, by ``approvers`` and within ``timeout``, with the text that
-    ``question`` returns for the call; a tool that is executed elsewhere gets the next message as its result. With
-    ``on_busy="steer"`` the model gets further messages after the results of its tools. ``usage`` of the result is that
-    of the whole turn. ``stream=False`` is for models that cannot stream.
+    A tool runs at most once, also after a crash, unless it has ``metadata={"replay": "safe"}``; the model is told of
+    a call whose outcome is unknown. Each response that calls tools is kept, and the next attempt continues with it.
+    Tools that require an approval are asked for with ``turn.ask``, by ``approvers`` and within ``timeout``, with the
+    text that ``question`` returns for the call; a tool that is executed elsewhere gets the next message as its result.
+    With ``on_busy="steer"`` the model gets further messages after the results of its tools. ``usage`` of the result
+    is that of the whole turn. ``stream=False`` is for models that cannot stream.
 
     ``prompt``: instead of the text of the turn. ``options``: those of ``agent.iter``, such as ``model_settings``.
 
@@ -133,7 +133,6 @@ class _TurnRun:
             if isinstance(message, ModelResponse):
                 usage.incr(message.usage)
                 usage.requests += 1
-        # Tools that have ended are counted again when they give their results.
         text: str | Sequence[Any] | None = None if self._done else prompt
         if not self._done:
             self._given = len(turn.messages)
@@ -142,8 +141,8 @@ class _TurnRun:
                 history = [*before, *self._done]
                 async with self._agent.iter(text, message_history=history, usage=usage, **options) as run:
                     self._run = run
-                    for message in waiting:
-                        self._enqueue(run, message)
+                    for each in waiting:
+                        self._enqueue(run, each)
                     await self._drive(run)
                 result = run.result
                 assert result is not None
@@ -157,7 +156,7 @@ class _TurnRun:
                 turn.history.append(*_entries(self._stopped(prompt)))
             raise
         turn.history.append(*_entries(self._messages()))
-        return cast("AgentRunResult[Any]", result)
+        return result
 
     async def _continue(self) -> list[Message]:
         """Take what earlier attempts have kept, and return the messages that the model has not got."""
@@ -253,16 +252,16 @@ class _TurnRun:
         whole: list[ModelMessage] = []
         for message in found:
             if isinstance(message, ModelRequest):
-                parts = [part for part in message.parts if not (isinstance(part, ToolReturnPart) and _is_synthetic(part))]
+                parts = [part for part in message.parts if not _is_synthetic(part)]
                 if parts:
                     whole.append(replace(message, parts=parts, state="complete"))
                 continue
-            if message.state == "interrupted":
-                # Its calls may be cut in the middle, and none has begun.
-                message = replace(message, parts=[p for p in message.parts if not isinstance(p, ToolCallPart)])
-            if message.parts:
-                whole.append(replace(message, state="complete"))
-            open_calls = [call for call in message.tool_calls if call.tool_call_id not in answered]
+            # The calls of a response that was cut may be cut in the middle, and none has begun.
+            cut = message.state == "interrupted"
+            said = [part for part in message.parts if not (cut and isinstance(part, ToolCallPart))]
+            if said:
+                whole.append(replace(message, parts=said, state="complete"))
+            open_calls = [] if cut else [each for each in message.tool_calls if each.tool_call_id not in answered]
             if open_calls:
                 whole.append(ModelRequest(parts=[self._return_of(call) for call in open_calls]))
         return whole
@@ -387,7 +386,7 @@ def _entries(messages: list[ModelMessage]) -> list[Any]:
 
 
 def _loaded(entries: list[Any]) -> list[ModelMessage]:
-    """Return the messages of a history. Texts of people and answers that other handlers have appended are among them."""
+    """Return the messages of a history, with the texts and answers that other handlers have appended."""
     messages: list[ModelMessage] = []
     for entry in entries:
         if not isinstance(entry, Mapping):
@@ -411,9 +410,9 @@ def _text(message: ModelResponse) -> str:
     return "".join(part.content for part in message.parts if isinstance(part, TextPart))
 
 
-def _is_synthetic(part: ToolReturnPart) -> bool:
+def _is_synthetic(part: object) -> bool:
     """Return whether the framework has made up this result for a call that was interrupted."""
-    return part.outcome == "interrupted"
+    return isinstance(part, ToolReturnPart) and part.outcome == "interrupted"
 
 
 # Results of tools as values that can be stored
