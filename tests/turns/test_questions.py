@@ -195,6 +195,32 @@ async def test_a_stop_ends_a_turn_that_asks() -> None:
         await state_of(turns, "idle")
 
 
+async def test_an_answer_that_arrives_before_the_claim_is_released_lets_the_handler_go_on_with_it() -> None:
+    turns, people = Turns("bot", storage=MemoryStorage(), collect=0.0), People()
+    runs: list[int] = []
+
+    async def pay() -> str:
+        await asyncio.sleep(0.1)
+        return "paid"
+
+    @turns.handler
+    async def answer(turn: Turn) -> None:
+        runs.append(turn.attempt)
+        decision = await turn.ask("Pay?")
+        await asyncio.sleep(0.1)
+        turn.answer(f"{decision}: {await turn.tool(pay)}")
+
+    async def send(call: dict[str, Any]) -> None:
+        await people.send(call)
+        if "reply_markup" in call:
+            assert await turns.decide(ANN, "Yes")
+
+    async with turns.worker(send=send, drain=0):
+        await turns.admit(people.message("it"))
+        assert (await people.answered(2))[1] == "Yes: paid"
+    assert runs == [1]
+
+
 async def test_wrong_questions_are_refused() -> None:
     turns, people = Turns("bot", storage=MemoryStorage(), collect=0.0), People()
 

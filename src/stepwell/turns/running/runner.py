@@ -94,18 +94,13 @@ class Runner(RunnerBase):
                     return None
                 if attempt is None:
                     return None
-                self.running[slot.address] = attempt
-                try:
-                    ended = await attempt.drive()
-                finally:
-                    self.running.pop(slot.address, None)
-                if ended:
-                    await self._end(attempt)
-                    if attempt.lost or not slot.holding:
+                while not await self._driven(attempt):
+                    if await self._suspend(attempt):
                         return None
-                    attempt = None
-                elif await self._suspend(attempt):
+                await self._end(attempt)
+                if attempt.lost or not slot.holding:
                     return None
+                attempt = None
         except asyncio.CancelledError:
             if attempt is not None:
                 await asyncio.shield(self._leave(attempt))
@@ -117,6 +112,15 @@ class Runner(RunnerBase):
                 attempt.abandon()
                 await attempt.cancel()
             return None
+
+    async def _driven(self, attempt: Attempt) -> bool:
+        """Wait until the handler has ended, and return ``True``; ``False`` if it waits for people only."""
+        address = attempt.record.address
+        self.running[address] = attempt
+        try:
+            return await attempt.drive()
+        finally:
+            self.running.pop(address, None)
 
     async def take_over(self) -> None:
         """Wake a worker for each turn whose process has died on this machine, until cancelled.
