@@ -85,6 +85,34 @@ async def test_a_person_types_and_stops_while_a_turn_runs() -> None:
         assert (await chat.advance(0))[-1:] == ["about two"]
 
 
+async def test_the_draft_of_a_turn_has_a_button_to_stop_it() -> None:
+    shown = asyncio.Event()
+
+    def make(storage: Any) -> Turns:
+        turns = Turns("bot", storage=storage)
+
+        @turns.handler
+        async def answer(turn: Turn) -> None:
+            async with turn.stream() as out:
+                out.write("Once upon")
+                while not any(call["method"] == "sendMessageDraft" and call["text"] for call in chat.calls):
+                    await asyncio.sleep(0.001)
+                shown.set()
+                await asyncio.Event().wait()
+
+        return turns
+
+    async with Chat(make) as chat:
+        with pytest.raises(AssertionError, match="has shown no draft here"):
+            await chat.stop()
+        await chat.send("tell")
+        assert await chat.advance(1, until=shown) == []
+        assert await chat.stop() == []
+        assert await chat.advance(0) == ["Once upon [stopped]"]
+        # The turn has ended, so a second press does nothing.
+        assert await chat.stop() == []
+
+
 async def test_a_button_answers_a_question_after_a_restart() -> None:
     def make(storage: Any) -> Turns:
         turns = Turns("bot", storage=storage)

@@ -152,6 +152,20 @@ class Chat:
         pressed = self._telegram.pressed(self._user, copy.deepcopy(message), found)
         return await self.deliver(self._telegram.update("callback_query", pressed))
 
+    async def stop(self) -> list[str]:
+        """Press Stop on the draft that the bot shows here. Raises ``AssertionError`` if it has shown none."""
+        drafts = [
+            call
+            for call in self.calls
+            if call["method"] in ("sendMessageDraft", "sendRichMessageDraft")
+            and (call.get("chat_id"), call.get("message_thread_id")) == self._chat_thread
+        ]
+        if not drafts:
+            raise AssertionError("the bot has shown no draft here, so there is no button to stop it")
+        thread = {} if self._thread is None else {"message_thread_id": self._thread}
+        stopped = {"chat": self._chat, "draft_id": drafts[-1]["draft_id"], **thread}
+        return await self.deliver(self._telegram.update("stopped_message_generation", stopped))
+
     async def deliver(self, update: dict[str, Any]) -> list[str]:
         """Deliver any update to the bot, as Bot API JSON.
 
