@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from stepwell import open_storage
-from stepwell.storage import Storage
+from stepwell import State, open_storage
+from stepwell.record import TURNS, Change, Head
+from stepwell.storage import Apply, Storage
+from stepwell.testing import Clock
 from stepwell.turns import Turn, Turns
 from tests.cli.conftest import Command
 from tests.turns.people import People, state_of, working
@@ -148,3 +152,42 @@ async def test_the_file_of_a_bot_with_turns_names_it(command: Command, tmp_path:
     await Turns("agent", storage=storage).admit(People().message("Hello"))
     (found,) = (await command("turns", str(file), "--json")).json["conversations"]
     assert found["waiting"][0]["text"] == "Hello"
+
+
+async def test_doctor_finds_conversations_that_no_worker_serves_that_have_failed_and_that_are_damaged(
+    command: Command, url: str
+) -> None:
+    async def found() -> list[tuple[str, str]]:
+        done = await command("doctor", "--json")
+        return [(each["level"], each["what"]) for each in json.loads(done.out)["checks"] if each["check"] == "turns"]
+
+    people, clock = People(), Clock(time.time())
+    async with open_storage(url) as storage:
+        await storage.set_state("shop", 1, State("order", "item"))
+    assert await found() == []
+    async with open_storage(url) as storage:
+        turns = agent(storage)
+        async with working(turns, people):
+            await turns.admit(people.message("fine"))
+            await people.answered()
+            await state_of(turns, "idle")
+    assert await found() == [("ok", "1 conversation of turns, none of them failed or late")]
+    async with open_storage(url) as storage:
+        turns = agent(storage)
+        async with working(turns, people):
+            await turns.admit(people.message("bad"))
+            await people.answered(2)
+            await state_of(turns, "idle")
+    clock.advance(-3600)
+    async with open_storage(url, clock=clock) as storage:
+        await Turns("agent", storage=storage).admit(people.message("early", chat=-1))
+    (failed, late) = await found()
+    assert failed == ("warn", '1 conversation has failed turns, the first is ("agent",(42,0))')
+    assert late[1].startswith('1 conversation waits for a worker, ("agent",(-1,0)) for 3')
+    async with open_storage(url) as storage:
+        address = storage.address(TURNS, ("agent", (7, 0)))
+        await storage.perform(Apply(address, Change(write="w", head=Head("turns", "idle", "00000000 [broken"))))
+    assert (await found())[0] == ("fail", '1 conversation of turns cannot be read, the first is ("agent",(7,0))')
+    listed = (await command("turns", "agent", "7", "--json")).json
+    assert "damage" in listed
+    assert "unreadable" in (await command("turns", "agent")).out

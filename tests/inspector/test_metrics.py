@@ -15,8 +15,10 @@ from stepwell.nodes import Node, linear, worker
 from stepwell.record import Change
 from stepwell.storage import Apply, Storage
 from stepwell.testing import Clock
+from stepwell.turns import Turns
 from tests.constants import Constants
 from tests.inspector.conftest import HOST, TOKEN, Browser, app_of
+from tests.turns.people import People
 
 SAMPLE = re.compile(r'^([a-z_]+)(?:\{((?:[a-z]+="(?:[^"\\\n]|\\.)*",?)+)\})? (\S+)$')
 
@@ -43,6 +45,20 @@ async def test_it_has_the_numbers_of_the_overview(storage: Storage, browse: Brow
     assert found["stepwell_runs", 'flow="approval",status="queued"'] == 1
     assert found["stepwell_timer_late_seconds", 'bot="shop"'] == 0
     assert found["stepwell_processes", 'kind="worker"'] == 0
+
+
+async def test_it_counts_conversations_with_an_agent_by_state(browse: Browser) -> None:
+    clock, people = Clock(), People()
+    async with MemoryStorage(clock=clock) as storage:
+        turns = Turns("agent", storage=storage, collect=1.0)
+        for chat in (-1, -2):
+            await turns.admit(people.message("hi", chat=chat))
+        clock.advance(11)
+        client = await browse(app_of(storage))
+        found = parsed((await client.get("/metrics")).text)
+    assert found["stepwell_turns", 'name="turns",state="collecting"'] == 2
+    assert found["stepwell_turns_oldest_write_seconds", 'name="turns",state="collecting"'] == 11
+    assert found["stepwell_turns_late_seconds", ""] == 10
 
 
 async def test_it_says_how_late_a_timer_is(browse: Browser) -> None:

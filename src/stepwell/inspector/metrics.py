@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from stepwell.engine import TURNS
 from stepwell.inspector.subject import Subject
 from stepwell.operate.processes import ProcessView, processes
 from stepwell.operate.records import bots, timers
@@ -28,6 +29,9 @@ _HELP: Final = {
     "stepwell_conversations_oldest_write_seconds": "Seconds since the oldest last write in this state.",
     "stepwell_runs": "Runs by flow and status.",
     "stepwell_runs_oldest_write_seconds": "Seconds since the oldest last write in this status.",
+    "stepwell_turns": "Conversations with an agent by the name of their turns and state.",
+    "stepwell_turns_oldest_write_seconds": "Seconds since the oldest last write in this state.",
+    "stepwell_turns_late_seconds": "Seconds for which messages or turns wait for a worker.",
     "stepwell_counts_complete": "1 if the numbers above include all records, else 0.",
     "stepwell_timer_late_seconds": "Seconds by which the most overdue timer of a bot is late.",
     "stepwell_processes": "Processes that were seen within the last minute.",
@@ -70,8 +74,12 @@ async def _counts(subject: Subject) -> list[_Sample]:
         samples.append(_Sample("stepwell_runs", labels, run.runs))
         if run.oldest is not None:
             samples.append(_Sample("stepwell_runs_oldest_write_seconds", labels, max(0, now - run.oldest)))
-    more = any(each.more for each in counts.states) or any(each.more for each in counts.runs)
-    return [*samples, _Sample("stepwell_counts_complete", {}, counts.complete and not more)]
+    for turn in counts.turns:
+        labels = {"name": turn.name, "state": turn.state}
+        samples.append(_Sample("stepwell_turns", labels, turn.conversations))
+        if turn.oldest is not None:
+            samples.append(_Sample("stepwell_turns_oldest_write_seconds", labels, max(0, now - turn.oldest)))
+    return [*samples, _Sample("stepwell_counts_complete", {}, counts.complete and not counts.has_more)]
 
 
 async def _timers(subject: Subject) -> list[_Sample]:
@@ -80,7 +88,8 @@ async def _timers(subject: Subject) -> list[_Sample]:
     for bot in (await bots(subject.storage))[:_LISTED]:
         first = await timers(subject.storage, bot, before=now, limit=1)
         samples.append(_Sample("stepwell_timer_late_seconds", {"bot": bot}, now - first[0].deadline if first else 0))
-    return samples
+    late = await subject.storage.due(TURNS, before=now, limit=1)
+    return [*samples, _Sample("stepwell_turns_late_seconds", {}, now - late[0].deadline if late else 0)]
 
 
 def _processes(running: list[ProcessView]) -> Iterator[_Sample]:

@@ -6,27 +6,51 @@ from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
 from stepwell import Storage
-from stepwell.engine import RUNS, ReservedNamespace, StateCount, decode_namespace, encode_namespace
+from stepwell.engine import RUNS, TURNS, ReservedNamespace, StateCount, decode_namespace, encode_namespace
 from stepwell.errors import Unsupported
 from stepwell.nodes.engine import flow_of_index
 from stepwell.operate.records import Count, bots, counted
 from stepwell.operate.run_list import RunCount, run_counts
 
-__all__ = ["AllCounts", "all_counts", "joined", "state_counts"]
+__all__ = ["AllCounts", "TurnCount", "all_counts", "joined", "state_counts"]
+
+
+class TurnCount(NamedTuple):
+    """The conversations with an agent in one state."""
+
+    #: The name of their ``Turns``.
+    name: str
+    state: str
+    conversations: int
+    #: The time of the oldest last write among them; ``None`` if it is not known.
+    oldest: float | None
+    #: Whether there are more than ``conversations``.
+    more: bool = False
 
 
 class AllCounts(NamedTuple):
-    """Conversations by bot, flow and state, and runs by flow and status."""
+    """Conversations by bot, flow and state, runs by flow and status, and conversations of turns by name and state."""
 
     states: list[Count]
     runs: list[RunCount]
     #: Whether all records were counted.
     complete: bool
+    #: Empty for a storage that cannot count.
+    turns: tuple[TurnCount, ...] = ()
 
     @property
     def has_oldest(self) -> bool:
         """Whether all counts have the time of the oldest write."""
-        return None not in {each.oldest for each in self.states} | {each.oldest for each in self.runs}
+        return None not in {each.oldest for each in self._all}
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there are more records than some counts say."""
+        return any(each.more for each in self._all)
+
+    @property
+    def _all(self) -> list[Count | RunCount | TurnCount]:
+        return [*self.states, *self.runs, *self.turns]
 
 
 async def all_counts(storage: Storage, *, limit: int, oldest: bool = False) -> AllCounts:
@@ -54,13 +78,15 @@ def joined(counts: AllCounts, earlier: AllCounts) -> AllCounts:
     """Add the times of the oldest writes from earlier exact counts, and their numbers for states with ``more``."""
     states = {each[:3]: each for each in earlier.states}
     runs = {each[:2]: each for each in earlier.runs}
+    turns = {each[:2]: each for each in earlier.turns}
     return counts._replace(
         states=[_newer(each, states.get(each[:3])) for each in counts.states],
         runs=[_newer(each, runs.get(each[:2])) for each in counts.runs],
+        turns=tuple(_newer(each, turns.get(each[:2])) for each in counts.turns),
     )
 
 
-_Counted = TypeVar("_Counted", Count, RunCount)
+_Counted = TypeVar("_Counted", Count, RunCount, TurnCount)
 
 
 def _newer(count: _Counted, earlier: _Counted | None) -> _Counted:
@@ -83,6 +109,11 @@ def _grouped(storage: Storage, rows: list[StateCount]) -> AllCounts:
     namespace = encode_namespace(RUNS, storage.limits)
     states: list[Count] = []
     found: dict[tuple[str, str], RunCount] = {}
+    turns = [
+        TurnCount(row.flow or "", row.state or "", row.records, row.oldest, row.more)
+        for row in rows
+        if row.namespace == TURNS
+    ]
     for row in rows:
         if row.namespace == namespace:
             flow = "" if row.flow is None else flow_of_index(row.flow)[0]
@@ -97,4 +128,4 @@ def _grouped(storage: Storage, rows: list[StateCount]) -> AllCounts:
         elif not isinstance(bot := decode_namespace(row.namespace), ReservedNamespace):
             states.append(Count(bot, row.flow, row.state, row.records, row.oldest, row.more))
     ordered = sorted(states, key=lambda each: (each.bot, each.flow or "", each.state or ""))
-    return AllCounts(ordered, [found[at] for at in sorted(found)], True)
+    return AllCounts(ordered, [found[at] for at in sorted(found)], True, tuple(sorted(turns)))

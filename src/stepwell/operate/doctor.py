@@ -13,6 +13,7 @@ from stepwell import Storage
 from stepwell.engine import (
     QUARANTINE,
     RUNS,
+    TURNS,
     Address,
     Get,
     Query,
@@ -21,6 +22,7 @@ from stepwell.engine import (
     decode_key,
     decode_namespace,
     encode_namespace,
+    log_tag,
 )
 from stepwell.errors import (
     KeyMissing,
@@ -43,6 +45,7 @@ from stepwell.operate.records import bots, timers
 from stepwell.operate.run_list import OPEN
 from stepwell.operate.runs import masked_run, reason_of
 from stepwell.operate.search import PAGE, pages
+from stepwell.turns.engine import status_of
 
 __all__ = ["Finding", "diagnose"]
 
@@ -119,6 +122,9 @@ async def _contents(
             yield finding
         yield await _timers(storage, bot, sum(each.kind == "bot" and bot in each.names for each in running))
     async for finding in _runs(storage, flows, limit):
+        is_readable = is_readable and finding.check != "encryption"
+        yield finding
+    async for finding in _turns(storage, limit):
         is_readable = is_readable and finding.check != "encryption"
         yield finding
     if "sealed" in settings and (is_readable or settings["allow_plaintext"]):
@@ -305,6 +311,51 @@ async def _runs(storage: Storage, known: Collection[str], limit: int | None) -> 
         yield Finding("runs", "warn", what, "give its module too, or stepwell cancel them")
     if not damaged and not encrypted and not unknown and not deadly and not any(found.values()):
         yield Finding("runs", "ok", f"{counted(looked, 'run')}, none of them failed or stuck")
+
+
+async def _turns(storage: Storage, limit: int | None) -> AsyncIterator[Finding]:
+    """Look for conversations with an agent that cannot be read, that have failed turns, or that no worker serves."""
+    damaged: list[str] = []
+    encrypted: list[StepwellError] = []
+    failed: list[str] = []
+    looked = 0
+    async for page in pages(storage, Query(TURNS)):
+        if limit is not None and looked >= limit:
+            break
+        for address, stored in page:
+            looked += 1
+            try:
+                status_of(storage, address, stored)
+            except (KeyMissing, NotEncrypted) as error:
+                encrypted.append(error)
+            except StoredDataError:
+                damaged.append(address.key)
+            else:
+                if log_tag(decode_key(address.key)[0], "failed") in stored.tags:
+                    failed.append(address.key)
+    if not looked:
+        return
+    if damaged:
+        what = f"{counted(len(damaged), 'conversation')} of turns cannot be read, the first is {damaged[0]}"
+        yield Finding("turns", "fail", what, "restore them from a backup")
+    for finding in _encryption(encrypted, counted(looked, "conversation")):
+        yield finding
+    if failed:
+        have = counted(len(failed), "conversation has", "conversations have")
+        what = f"{have} failed turns, the first is {failed[0]}"
+        yield Finding("turns", "warn", what, "stepwell turns --failed lists them; stepwell turns BOT --failed --retry")
+    now = (storage.clock or time.time)()
+    late = [
+        due
+        for due in await storage.due(TURNS, before=now - LATE, limit=PAGE)
+        if not await _is_held(storage, due.address)
+    ]
+    if late:
+        wait = counted(len(late), "conversation waits", "conversations wait")
+        what = f"{wait} for a worker, {late[0].address.key} for {now - late[0].deadline:.0f} s"
+        yield Finding("turns", "warn", what, "start the bot, or look for errors of its turns in its log")
+    if not damaged and not encrypted and not failed and not late:
+        yield Finding("turns", "ok", f"{counted(looked, 'conversation')} of turns, none of them failed or late")
 
 
 async def _queues(storage: Storage, running: list[ProcessView]) -> Finding:
