@@ -303,6 +303,105 @@ async def test_the_timeout_of_a_node_that_must_not_run_twice_is_an_unknown_outco
     assert service.charged == ["a"]
 
 
+@pytest.mark.parametrize("attempts", [1, 2])
+@pytest.mark.parametrize("kind", ["node", "effect"])
+async def test_an_effect_that_the_timeout_of_its_node_has_interrupted_has_an_unknown_outcome(
+    storage: Storage, kind: str, attempts: int
+) -> None:
+    service, undone = Service(), []
+    service.may_end.clear()
+
+    class Reserve(Node):
+        def undo(self, shared: Any, result: Any) -> None:
+            undone.append(result)
+
+    flow = linear(Reserve(), paying(kind, service, timeout=0.05, max_retries=attempts), name="f", storage=storage)
+    with pytest.raises(RunStuck, match=r"the outcome of '.*' in r/pay/1 is unknown"):
+        await flow.run({}, flow_id="r")
+    assert (await flow.status("r")).status == "stuck"
+    assert (service.charged, undone) == (["a"], [])
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+@pytest.mark.parametrize("kind", ["node", "effect"])
+async def test_the_edge_unknown_and_no_other_is_for_an_effect_that_a_timeout_has_interrupted(
+    storage: Storage, kind: str, attempts: int
+) -> None:
+    service = Service()
+    service.may_end.clear()
+    pay = paying(kind, service, timeout=0.05, max_retries=attempts)
+    pay - "unknown" >> Node(name="ask")
+    pay - "error" >> Node(name="wrong")
+    flow = NodeFlow(pay, name="f", storage=storage, keep=True)
+    await flow.run({}, flow_id="r")
+    assert [(each.node, each.action) for each in await flow.history("r")] == [
+        ("pay", "unknown"),
+        ("ask", "default"),
+    ]
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+async def test_a_timeout_of_the_programs_own_that_interrupts_an_effect_is_an_unknown_outcome(
+    storage: Storage, attempts: int
+) -> None:
+    service = Service()
+    service.may_end.clear()
+
+    class Impatient(Pay):
+        async def exec(self, prep_res: Any) -> list[str]:
+            async with asyncio.timeout(0.05):
+                return await super().exec(prep_res)
+
+        def exec_fallback(self, prep_res: Any, error: Exception) -> list[str]:
+            return ["not charged"]
+
+    flow = linear(Impatient(service, ["a"], max_retries=attempts), name="f", storage=storage)
+    with pytest.raises(RunStuck, match="in r/pay/1 is unknown"):
+        await flow.run({}, flow_id="r")
+    assert service.charged == ["a"]
+
+
+async def test_an_effect_that_its_task_group_has_cancelled_is_an_unknown_outcome(storage: Storage) -> None:
+    service = Service()
+    service.may_end.clear()
+
+    class Both(Pay):
+        async def exec(self, prep_res: Any) -> list[str]:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.charge("a"))
+                group.create_task(self.fail())
+            return []
+
+        async def fail(self) -> None:
+            await service.began.wait()
+            raise OSError("no stock")
+
+    with pytest.raises(RunStuck, match="in r/pay/1 is unknown"):
+        await linear(Both(service, []), name="f", storage=storage).run({}, flow_id="r")
+
+
+async def test_the_item_of_a_batch_whose_effect_a_timeout_has_interrupted_has_an_unknown_outcome(
+    storage: Storage,
+) -> None:
+    service = Service()
+    service.may_end.clear()
+
+    @effect
+    async def charge(order: str) -> str:
+        return await service.charge(order)
+
+    class Pays(BatchNode):
+        def prep(self, shared: Any) -> list[str]:
+            return ["a", "b"]
+
+        async def exec(self, order: str) -> str:
+            return await charge(order) if order == "b" else order
+
+    with pytest.raises(RunStuck, match="in r/pays/1/1 is unknown"):
+        await linear(Pays(name="pays", timeout=0.05), name="f", storage=storage).run({}, flow_id="r")
+    assert service.charged == ["b"]
+
+
 async def test_each_item_of_a_batch_has_its_own_effects(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     service = Service()
 

@@ -272,6 +272,14 @@ async def test_a_run_whose_undo_fails_for_good_is_stuck_and_goes_on_there_when_i
     assert ledger[3:] == [("undone", f"r/{name}/1") for name in "cba"]
 
 
+async def test_the_error_of_an_undo_names_the_attempt_that_has_failed_last(storage: Storage) -> None:
+    flow = linear(Book([], "a", broken=[Boom("2"), Boom("1")], max_retries=2), Fails, storage=storage)
+    with pytest.raises(RunStuck):
+        await flow.run(flow_id="r")
+    error = (await flow.status("r")).errors[0]
+    assert (error.node, error.message, error.attempt) == ("a", "2", 2)
+
+
 async def test_a_stuck_undo_can_be_given_up_by_cancelling_the_run(storage: Storage) -> None:
     ledger: Ledger = []
     flow = linear(Book(ledger, "a"), Book(ledger, "b", broken=[Boom()]), Fails, storage=storage)

@@ -187,7 +187,7 @@ class Unsupported(StepwellError, NotImplementedError):
 
 
 class UnknownOutcome(StepwellError, RuntimeError):
-    """A call with ``replay="never"`` was interrupted: it may have run or not, and does not run again.
+    """A call of an ``@effect``, or with ``replay="never"``, was interrupted: it may have acted, and does not run again.
 
     Example::
 
@@ -201,6 +201,6 @@ class UnknownOutcome(StepwellError, RuntimeError):
         #: The turn, or the step of the run, in which it was called.
         self.place: str = place
         super().__init__(
-            f"the outcome of {quoted(name)} in {place} is unknown: its process ended while it ran, and with "
-            'replay="never" it does not run again. Find out what happened outside, and go on from there'
+            f"the outcome of {quoted(name)} in {place} is unknown: it was interrupted while it ran, and it "
+            "must not run twice. Find out what happened outside, and go on from there"
         )

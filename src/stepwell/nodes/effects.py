@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from stepwell.codec import Seal
 from stepwell.effects import Effect, Replay
-from stepwell.errors import KeptError, NodeTimeout, Parked, UnknownOutcome
+from stepwell.errors import KeptError, NodeTimeout, Parked, UnknownOutcome, Unstorable
 
 __all__ = [
     "EXEC",
@@ -109,11 +109,19 @@ class RunEffects:
         #: them again.
         self._raised: set[str] = set()
 
-    def check(self, path: str, visit: int) -> None:
-        """Raise ``UnknownOutcome`` if a visit was interrupted inside an effect that must not run again."""
-        for name, effect in opened_effects(self._parts.loaded.get(path, {})).items():
-            if effect.unknown and name.startswith(f"{_KIND}:{path}:{visit}."):
-                raise UnknownOutcome(effect.name, f"{self._flow_id}/{path}/{visit}")
+    def check(self, path: str, visit: int, item: int | None = None, *, error: Exception | None = None) -> None:
+        """Raise ``UnknownOutcome`` if a visit, or one item of it, was interrupted in an effect that must not run again.
+
+        ``error``: what the visit or the item has just failed with, for example its timeout.
+        """
+        parts = self._parts.loaded.get(path)
+        if parts is None or isinstance(error, Unstorable) or (error is not None and unknown_in(error) is not None):
+            return
+        place = EffectPlace(path, visit, item, "")
+        prefix = f"{_KIND}:{path}:{visit}." if item is None else place.part()
+        for name, effect in opened_effects(parts).items():
+            if effect.unknown and name.startswith(prefix):
+                raise UnknownOutcome(effect.name, self._text(place)) from error
 
     def names_of_raised(self) -> list[str]:
         """Return the parts of effects that have raised. A run that is retried calls them again."""

@@ -82,8 +82,8 @@ class HistoryEntry:
     started_at: float
     #: The time from then until it has completed, with the time that it has waited or slept.
     duration: float
-    #: The action that it has returned, at most 100 characters; ``"error"`` too if an edge has caught its error;
-    #: ``None`` for the node that has failed the run.
+    #: The action that it has returned, at most 100 characters; ``"error"`` or ``"unknown"`` too if that edge has caught
+    #: its error; ``None`` for the node that has failed the run.
     action: str | None
     #: How long the run was in a queue before the node began.
     queued: float = 0.0
@@ -95,7 +95,7 @@ class HistoryEntry:
     slept: float = 0.0
     #: Who has answered, if the answer said so.
     answered_by: str | None = None
-    #: The type and the text of the error that an edge ``"error"`` has caught, or that has failed the run.
+    #: The type and the text of the error that such an edge has caught, or that has failed the run.
     error: tuple[str, str] | None = None
     #: With ``history="values"``: what ``prep`` and ``exec`` have returned, as JSON with masked secrets. A long value is
     #: a text, cut to 2,000 characters.

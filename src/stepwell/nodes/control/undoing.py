@@ -97,9 +97,10 @@ async def go_on(journal: Journal, run: Execution, *, decided: bool = False) -> E
     _, parts = await slot.parts_of_others("")
     shared = dict(slot.data)
     for name in sorted((name for name in parts if name.startswith(UNDO)), reverse=True):
-        path, visit, _ = parts[name]
+        path, visit, result = parts[name]
+        cursor = Cursor(run, path, visit=visit, branch=Branch(journal, "", shared))
         try:
-            node = await _undo(journal, run, parts[name], shared, parts.get(PARAMS, {}))
+            node = await _undo(journal, cursor, shared, result, parts.get(PARAMS, {}))
             slot.data = dict(shared)
             stale = [part for part in journal.parts.loaded.pop(node, {}) if is_effect(part)]
             await _commit_undone(journal, [name, *stale], path, visit)
@@ -109,7 +110,7 @@ async def go_on(journal: Journal, run: Execution, *, decided: bool = False) -> E
         except Exception as error:
             if run.cancelling(error):
                 raise asyncio.CancelledError from error
-            await _stick(journal, run, path, error)
+            await _stick(journal, cursor, path, error)
     table = run_table(slot)
     undo = table.pop("undo")
     table.pop("undos", None)
@@ -127,15 +128,9 @@ async def go_on(journal: Journal, run: Execution, *, decided: bool = False) -> E
     return ends
 
 
-async def _undo(
-    journal: Journal, run: Execution, completed: tuple[str, int, Any], shared: Any, params: Mapping[str, Any]
-) -> str:
-    """Call the ``undo`` of one visit, and return the present path of its node.
-
-    ``completed``: the path of the node, the number of the visit, and the result of ``exec``.
-    """
-    path, visit, result = completed
-    program = journal.program
+async def _undo(journal: Journal, cursor: Cursor, shared: Any, result: Any, params: Mapping[str, Any]) -> str:
+    """Call the ``undo`` of the visit at the cursor, and return the present path of its node."""
+    program, path = journal.program, cursor.node
     stages = {stage.path: stage for stage in program.stages}
     renamed = program.root.node.renamed  # type: ignore[attr-defined]  # the root of a durable run is a flow
     stage = stages.get(path) or stages.get(new_path(path, renamed))
@@ -143,7 +138,7 @@ async def _undo(
         problem = "is not a node of the flow any more" if stage is None else "has no undo() any more"
         raise LookupError(f"node {quoted(path)} has completed and must be undone, and {problem}")
     node = copy_node(stage, _params_of(program, stage, params))
-    cursor = Cursor(run, stage.path, visit=visit, branch=Branch(journal, "", shared))
+    cursor.node = stage.path
     await undo_node(stage, cursor, node, shared, result)
     return stage.path
 
@@ -174,14 +169,14 @@ async def _commit_undone(journal: Journal, dropped: list[str], path: str, visit:
     logger.info("node %s of run %s was undone", quoted(path), quoted(journal.flow_id))
 
 
-async def _stick(journal: Journal, run: Execution, path: str, error: Exception) -> NoReturn:
+async def _stick(journal: Journal, cursor: Cursor, path: str, error: Exception) -> NoReturn:
     """Commit that a run is stuck because a node cannot be undone, release it, and raise ``RunStuck``."""
     reason = f"undo() of node {quoted(path)} failed with {summary_of(error)}"
-    journal.errors.note(path, error, 1, leaf=True)
+    journal.errors.note(path, error, cursor.attempt, leaf=True)
     await journal.stick(reason)
     if journal.submitted:
         await children.release(journal.slot.storage, journal.flow, journal.flow_id, journal.submitted)
     logger.warning("run %s of flow %s is stuck: %s", quoted(journal.flow_id), quoted(journal.flow), reason)
     stuck = RunStuck(journal.flow_id, reason)
-    run.end("run.stuck", error=stuck)
+    cursor.run.end("run.stuck", error=stuck)
     raise stuck from error

@@ -99,9 +99,12 @@ async def _attempts(
                 if run.cancelling(error) or isinstance(error, Parked | UnknownOutcome):
                     # Cancelled work that fails must not be retried, and neither must work that waits.
                     raise
-                if policy.replay == "never" and isinstance(error, NodeTimeout):
-                    # Nobody knows whether it has acted.
-                    raise
+                if policy.replay == "never":
+                    if isinstance(error, NodeTimeout):
+                        # Nobody knows whether it has acted.
+                        raise
+                elif cursor.branch is not None and cursor.branch.journal.broken is None:
+                    cursor.branch.journal.effects.check(cursor.node, cursor.visit, cursor.item, error=error)
                 last_error = error
                 if number >= policy.max_retries or not isinstance(error, policy.retry_on):
                     if not stage.has_fallback:

@@ -9,7 +9,7 @@ from types import CoroutineType
 from typing import Any, TypeVar
 
 from stepwell._secrets import quoted
-from stepwell.errors import InvalidAction, Parked, TooManySteps, UnknownAction, UsageError
+from stepwell.errors import InvalidAction, Parked, TooManySteps, UnknownAction, UnknownOutcome, UsageError
 from stepwell.nodes.effects import unknown_in
 from stepwell.nodes.graph.base import END, BaseNode, apply_updates
 from stepwell.nodes.graph.hook_check import missing_prep
@@ -199,6 +199,11 @@ async def _failure_of_visit(stage: Stage, cursor: Cursor, error: BaseException, 
             return park
     failure = failure_of(stage, cursor, error)
     if branch is not None:
+        if isinstance(failure, Exception) and branch.journal.broken is None and not cursor.run.cancelling(failure):
+            try:
+                branch.journal.effects.check(stage.path, cursor.run.visits[stage.index], error=failure)
+            except UnknownOutcome as unknown:
+                failure = unknown
         branch.journal.errors.note(stage.path, failure, cursor.attempt, leaf=stage.leaf)
     trace(stage, cursor, failure, began)
     return failure
@@ -241,7 +246,7 @@ async def _follow_error(
     caught = cursor.caught = CaughtError(stage.path, type(error).__name__, message_of(error))
     if cursor.branch is not None:
         await cursor.branch.complete(
-            graph, stage, following, action="error", visit=visit, attempts=attempts, started=started, error=caught
+            graph, stage, following, action=edge, visit=visit, attempts=attempts, started=started, error=caught
         )
     return following
 
