@@ -47,7 +47,7 @@ def main() -> None:
     # BOT_API is the address of another Bot API server, such as the playground's.
     server = os.environ.get("BOT_API", "https://api.telegram.org")
     builder = ApplicationBuilder().token(os.environ["BOT_TOKEN"]).base_url(f"{server}/bot")
-    make_application("sqlite:///agent.db", builder).run_polling(allowed_updates=Update.ALL_TYPES)
+    make_application("sqlite:///agent.db", builder).run_polling()
 
 
 if __name__ == "__main__":

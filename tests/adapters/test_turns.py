@@ -175,6 +175,26 @@ async def test_a_message_is_confirmed_when_its_turn_is_stored(api: BotAPI) -> No
             await until(lambda: texts(ann))
 
 
+async def test_a_dispatcher_that_starts_again_runs_its_turns_again(api: BotAPI) -> None:
+    ann = api.chat(api.bot("agent_bot"), 42)
+    async with MemoryStorage() as storage:
+        dispatcher, turns = aiogram.Dispatcher(), Turns("agent_bot", storage=storage, collect=0.0)
+
+        @turns.handler
+        async def answer(turn: Turn) -> None:
+            turn.answer(turn.text.upper())
+
+        turns.attach(dispatcher)
+        for said in ("one", "two"):
+            client = aiogram.Bot(ann.bot.token, session=AiohttpSession(api=TelegramAPIServer.from_base(api.url)))
+            polls = dispatcher.start_polling(client, handle_signals=False, polling_timeout=2)
+            running = asyncio.create_task(polls)
+            assert await ann.ask(said) == said.upper()
+            await dispatcher.stop_polling()
+            await running
+            assert turns.runner is None
+
+
 def test_turns_are_attached_to_a_router_or_an_application_once() -> None:
     turns = Turns("bot", storage="memory://")
     with pytest.raises(InvalidOption, match="attach\\(\\) takes a Router, a Dispatcher"):

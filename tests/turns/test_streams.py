@@ -161,8 +161,10 @@ def test_the_stop_button_of_a_draft_stops_its_turn_and_no_later_one() -> None:
             await bot.say(turns, "one")
             await asyncio.sleep(5)
             first = bot.api.drafts[USER]
+            began = asyncio.get_running_loop().time()
             assert await turns.admit(press(first))
             await bot.idle(turns)
+            assert asyncio.get_running_loop().time() - began < 0.5
             await bot.say(turns, "two")
             await asyncio.sleep(5)
             await turns.admit(press(first))

@@ -102,12 +102,11 @@ class _PassingOn(BaseMiddleware):
             await self._run(bot)
 
     async def stop(self) -> None:
-        self._bot = None
         await self._attached.stop()
 
     async def _run(self, bot: Bot) -> None:
-        self._bot = bot
         await self._attached.start(bot, partial(call_bot, bot), pause_of, _result)
+        self._bot = bot
 
 
 def _result(result: Any) -> Any:

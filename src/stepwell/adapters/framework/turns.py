@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -28,15 +29,16 @@ class AttachedTurns:
     def __init__(self, turns: Turns) -> None:
         self.turns: Turns = turns
         self._running: AsyncExitStack | None = None
+        self._starting = asyncio.Lock()
         self._make: MakeCall | None = None
         self._pause_of: PauseOf | None = None
 
     async def start(self, client: Any, make: MakeCall, pause_of: PauseOf, as_json: Callable[[Any], Any]) -> None:
         """Run the turns, with the client of the framework as ``turn.bot``. Does nothing if they run."""
-        if self._running is not None:
-            return
-        self._make, self._pause_of = make, pause_of
-        async with AsyncExitStack() as stack:
+        async with self._starting, AsyncExitStack() as stack:
+            if self._running is not None:
+                return
+            self._make, self._pause_of = make, pause_of
             await stack.enter_async_context(
                 self.turns.worker(send=sender(make, pause_of), client=client, try_call=attempt(make, pause_of, as_json))
             )

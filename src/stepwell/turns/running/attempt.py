@@ -7,7 +7,7 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from stepwell.effects import Replay
 from stepwell.engine import Change, Get, Stored, decode_key, replaced
@@ -31,6 +31,8 @@ __all__ = ["Attempt"]
 logger: logging.Logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+#: Seconds for the last call that shows a text that is left to the next attempt.
+CLOSE_TIMEOUT: Final = 3.0
 
 
 class Attempt(AttemptBase):
@@ -289,8 +291,10 @@ class Attempt(AttemptBase):
     async def end_display(self) -> None:
         """Show nothing more. The text is not completed."""
         try:
-            await self.display.close()
-        except StepwellError as error:
+            # A call may be under way, and Telegram may not answer.
+            async with asyncio.timeout(CLOSE_TIMEOUT):
+                await self.display.close()
+        except (StepwellError, TimeoutError) as error:
             # The claim is lost, or the storage is away. The next attempt shows the text.
             logger.debug("the text of turn %s is not shown: %s", self.turn_id, error)
 

@@ -92,7 +92,8 @@ class Display:
             if message is None and self._call is None:
                 return [{"method": "sendMessage", **stream.params, "text": text}] if text else []
             writer = self._new_writer(stream, None, message)
-        return await writer.finish(text)
+        # The call under way may send the message, whose id must be stored.
+        return await self._attempt.protected(writer.finish(text))
 
     async def close(self) -> None:
         """Stop to show anything. A draft disappears, and a message stays as it is shown."""
