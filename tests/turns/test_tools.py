@@ -14,7 +14,7 @@ from stepwell.errors import EncodeError, InvalidOption, KeptError, UnknownOutcom
 from stepwell.turns import Turn, Turns, current_turn, tool
 from tests.backends import Backend
 from tests.turns.people import ANN, People, state_of, working
-from tests.until import forever, until
+from tests.until import forever
 
 
 class Agent:
@@ -119,6 +119,37 @@ async def test_another_call_at_the_same_position_runs_anew_and_says_so(caplog: p
     assert calls == ["one", "two"] and "runs anew" in caplog.text
 
 
+async def test_a_call_that_was_interrupted_is_unknown_also_if_the_next_attempt_makes_others_first() -> None:
+    calls: list[str] = []
+
+    async def pay(what: str) -> str:
+        calls.append(what)
+        if what == "b":
+            await die(agent)
+        return f"paid {what}"
+
+    async def first(turn: Turn) -> None:
+        await turn.tool(pay, "a")
+        await turn.tool(pay, "b")
+
+    async def second(turn: Turn) -> None:
+        said = [await turn.tool(pay, "c")]
+        with pytest.raises(UnknownOutcome):
+            await turn.tool(pay, "b")
+        said.append(await turn.tool(pay, "a"))
+        if len(agent.attempts) == 2:
+            await die(agent)
+        turn.answer(", ".join(said))
+
+    agent, people = Agent(MemoryStorage(), first, second), People()
+    async with working(agent.turns, people):
+        await agent.turns.admit(people.message("go"))
+        assert await people.answered() == ["paid c, paid a"]
+        await state_of(agent.turns, "idle")
+        assert (await agent.turns.status(ANN)).tools == (), "nothing is left"
+    assert calls == ["a", "b", "c"]
+
+
 async def test_an_error_of_a_tool_is_given_again_with_its_type_and_text() -> None:
     async def fail() -> None:
         raise ValueError("declined")
@@ -195,6 +226,9 @@ async def test_a_stop_lets_a_tool_that_runs_once_end_and_cancels_others() -> Non
             await begun.wait()
             await agent.turns.stop(ANN)
             assert await people.answered() == ["working [stopped]"]
+            await state_of(agent.turns, "idle")
+            kept = [entry for entry in await agent.turns.history(ANN).read() if entry["role"] == "tool"]
+            assert [entry["content"] for entry in kept] == (["receipt"] if replay == "never" else [])
         assert ended == expected
 
 
@@ -228,5 +262,4 @@ async def test_a_decorated_function_is_a_tool_within_a_turn_and_a_function_elsew
         await agent.turns.admit(people.message("go"))
         assert await people.answered() == ["paid a in a turn, seen b"]
         await state_of(agent.turns, "idle")
-        await until(lambda: agent.turns.storage.scan('"turns"') if False else [1])
     assert calls == ["x", "a"] and pay.__name__ == "pay"

@@ -367,6 +367,8 @@ class Runner(RunnerBase):
         entries = list(attempt.history.appended or ())
         if not entries and turns.keeps_history:
             entries = [{"role": "user", "content": attempt.turn.text}]
+            if reason is not None:
+                entries += attempt.tools.entries()
             if attempt.text:
                 entries.append({"role": "assistant", "content": attempt.text})
         return calls, entries

@@ -92,6 +92,8 @@ class Tools:
         self.effects: dict[str, Effect] = {
             part: Effect.open(self._seal, part, text) for part, text in stored.items() if part.startswith(self._prefix)
         }
+        #: Those of earlier attempts that this one has not come to yet.
+        self._left: dict[str, Effect] = dict(self.effects)
         self._count = 0
 
     async def call(
@@ -110,14 +112,7 @@ class Tools:
         self._count += 1
         part = f"{self._prefix}{self._count:06}" if call_id is None else f"{self._prefix}#{call_id}"
         intent = Effect.of(self._seal, name, (args, kwargs), replay)
-        known = self.effects.get(part)
-        if known is not None and known.digest != intent.digest:
-            logger.warning(
-                "turn %s: attempt %d calls %s where an earlier attempt has called %s%s, so it runs anew",
-                self._attempt.turn_id, self._attempt.number, quoted(name), quoted(known.name),
-                ", whose outcome is unknown" if known.unknown else "",
-            )  # fmt: skip
-            known = None
+        known = self._earlier(part, intent)
         if known is not None:
             if known.outcome == "returned":
                 return known.value
@@ -125,11 +120,38 @@ class Tools:
                 raise KeptError(*known.value)
             if known.unknown:
                 raise UnknownOutcome(name, f"turn {self._attempt.turn_id}")
-        if replay == "never":
-            await self._attempt.store({part: intent.seal(self._seal, part)})
-        self.effects[part] = intent
+        if part in self.effects:
+            # That of another call stays: a later attempt may make it again.
+            part = f"{part}~{self._attempt.number}"
         with self._attempt.busy():
+            if replay == "never":
+                await self._attempt.store({part: intent.seal(self._seal, part)})
+            self.effects[part] = intent
             return await self._run(part, intent, functools.partial(function, *args, **kwargs))
+
+    def _earlier(self, part: str, intent: Effect) -> Effect | None:
+        """Return the same call of an earlier attempt: at this position, or at another one if the order has changed."""
+        there = self._left.get(part)
+        if there is not None and there.digest == intent.digest:
+            return self._left.pop(part)
+        moved = next((name for name, each in self._left.items() if each.digest == intent.digest), None)
+        if moved is not None:
+            return self._left.pop(moved)
+        if there is not None:
+            logger.warning(
+                "turn %s: attempt %d calls %s where an earlier attempt has called %s%s, so it runs anew",
+                self._attempt.turn_id, self._attempt.number, quoted(intent.name), quoted(there.name),
+                ", whose outcome is unknown" if there.unknown else "",
+            )  # fmt: skip
+        return None
+
+    def entries(self) -> list[dict[str, Any]]:
+        """Return what the calls have returned, or that it is unknown, as entries of the history."""
+        return [
+            {"role": "tool", "name": each.name, "content": "outcome unknown" if each.outcome is None else each.value}
+            for each in self.effects.values()
+            if each.outcome is not None or each.replay == "never"
+        ]
 
     async def _run(self, part: str, intent: Effect, function: Callable[[], Any]) -> Any:
         task = asyncio.ensure_future(call_function(function))
