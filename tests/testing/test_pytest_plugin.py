@@ -23,6 +23,7 @@ import pytest
 
 from stepwell.fsm import FSM, Flow, Router, state
 from stepwell.testing import Clock
+from stepwell.turns import Turns
 
 pytestmark = pytest.mark.asyncio
 
@@ -32,6 +33,23 @@ async def test_each_test_has_an_empty_store(stepwell_storage, run):
     assert await stepwell_storage.get_data("bot", 1) is None
     await stepwell_storage.update_data("bot", 1, {"run": run})
     assert await stepwell_storage.get_data("bot", 1) == {"run": run}
+
+
+async def test_turns_are_killed_and_go_on(stepwell_chat, stepwell_storage, stepwell_clock):
+    def make(storage):
+        turns = Turns("bot", storage=storage)
+
+        @turns.handler
+        async def answer(turn):
+            turn.answer(f"{turn.text} {turn.attempt}")
+
+        return turns
+
+    chat = stepwell_chat(make, storage=stepwell_storage)
+    assert await chat.ask("one") == ["one 1"]
+    chat.kill_next("before end")
+    assert await chat.ask("two") == []
+    assert await chat.advance(31) == ["two 2"]
 
 
 async def test_the_storage_uses_the_clock(stepwell_storage, stepwell_clock):
@@ -95,7 +113,7 @@ async def test_each_test_runs_on_every_storage_in_a_store_of_its_own(tmp_path: P
     (tmp_path / "test_fixtures.py").write_text(FIXTURES)
     urls = ["memory://", "sqlite://", the_server().url(), the_cluster().url(), postgres.shared().url()]
     shown = run_pytest(tmp_path, *(f"--stepwell-storage={url}" for url in urls))
-    assert "17 passed" in shown
+    assert "22 passed" in shown
     for scheme in ("memory", "sqlite", "redis", "redis+cluster", "postgresql"):
         assert f"test_each_test_has_an_empty_store[{scheme}-1]" in shown
 

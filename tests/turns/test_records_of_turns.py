@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from stepwell import MemoryStorage, SealedStorage, copy_records
-from stepwell.errors import InvalidOption, KeyMissing
+from stepwell.errors import InvalidOption, KeyMissing, OutcomeUnknown
 from stepwell.fsm import FSM
 from stepwell.record import TURNS
-from stepwell.storage import Get
+from stepwell.storage import Apply, Get, Operation
 from stepwell.storage.sealed import new_key, rotate_keys
 from stepwell.turns import Turn, Turns
 from tests.backends import Backend
-from tests.turns.people import ANN, People, working
+from tests.turns.people import ANN, People, state_of, working
 from tests.until import until
 
 
@@ -100,3 +101,39 @@ async def test_a_running_turn_whose_user_is_forgotten_writes_and_sends_nothing(b
         await until(lambda: turns.runner.running, lambda running: not running)  # type: ignore[union-attr, attr-defined]
         assert [each async for each in turns.conversations()] == []
     assert people.sent == []
+
+
+class LosesResults(MemoryStorage):
+    """Applies the write that ends a turn, and loses its result."""
+
+    lost = 0
+
+    async def perform(self, operation: Operation) -> Any:
+        result = await super().perform(operation)
+        ends = isinstance(operation, Apply) and any(
+            name.startswith("i:") and text is None for name, text in operation.change.parts.items()
+        )
+        if ends and not self.lost:
+            self.lost += 1
+            raise OutcomeUnknown("the connection broke before the result arrived")
+        return result
+
+
+async def test_a_turn_whose_end_is_stored_but_not_confirmed_does_not_run_again() -> None:
+    storage, people, runs = LosesResults(), People(), []
+    turns = Turns("bot", storage=storage, collect=0.0, on_busy="queue")
+
+    @turns.handler
+    async def answer(turn: Turn) -> None:
+        runs.append(turn.text)
+        if turn.text == "one":
+            await turns.admit(people.message("two"))
+        turn.answer(turn.text)
+
+    async with working(turns, people):
+        await turns.admit(people.message("one"))
+        assert await people.answered(2) == ["one", "two"]
+        await state_of(turns, "idle")
+        assert storage.lost == 1
+    assert runs == ["one", "two"]
+    assert people.texts == ["one", "two"]

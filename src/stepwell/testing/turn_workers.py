@@ -89,19 +89,19 @@ class TurnWorkers:
 
     async def _works(self) -> bool:
         for turns in self._turns:
-            storage = turns.storage
-            if storage.dispatcher is not None and any(
-                source.namespace == TURNS for source, _ in storage.dispatcher._running.values()
-            ):
-                return True
-            for due in await storage.due(TURNS, flow=turns.name):
+            for due in await turns.storage.due(TURNS, flow=turns.name):
                 holder = None
                 with suppress(Unsupported):
-                    holder = (await storage.beside(due.address)).holder
-                # A killed bot holds it until its lease ends.
+                    holder = (await turns.storage.beside(due.address)).holder
+                # Otherwise a worker has it, or a killed bot had it, whose lease has not ended.
                 if holder is None:
                     return True
-        return False
+        # After the reads, because a worker may have claimed a record meanwhile.
+        return any(self._runs(turns.storage) for turns in self._turns)
+
+    def _runs(self, storage: Storage) -> bool:
+        dispatcher = storage.dispatcher
+        return dispatcher is not None and any(source.namespace == TURNS for source, _ in dispatcher._running.values())
 
     def longest_window(self, routers: Sequence[Router]) -> float:
         """Return the seconds after which the messages of a turn are complete."""
