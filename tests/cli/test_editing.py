@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 from pathlib import Path
@@ -11,9 +12,9 @@ import pytest
 
 from stepwell import Log, open_storage
 from stepwell.cli.output import span
-from stepwell.errors import RecordReplaced, RunCancelled, VersionChanged
+from stepwell.errors import RecordReplaced, RunCancelled, RunStuck, VersionChanged
 from stepwell.fsm import FSM
-from stepwell.nodes import Node, NodeFlow, Parked, Wait, linear
+from stepwell.nodes import Node, NodeFlow, Parked, Wait, effect, linear
 from stepwell.operate import edits
 from stepwell.operate.record import read
 from stepwell.slot import Slot
@@ -311,6 +312,59 @@ async def test_a_failed_run_is_put_into_the_queue_or_resumed_with_its_flow(
     assert "has the flow 'order', not 'refund'" in wrong.err
     parked = await command("resume", "asks", f"{file}:make_refund", "--yes", "--json")
     assert parked.json["run"]["status"] == "parked"
+
+
+async def test_resuming_all_failed_runs_skips_those_that_were_undone(
+    shared_backend: Backend, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = await start_runs(shared_backend, monkeypatch)
+
+    class Reserve(Node):
+        def undo(self, shared: Any, result: Any) -> None:
+            pass
+
+    class Fails(Node):
+        def exec(self, prep_res: Any) -> None:
+            raise RuntimeError("sold out")
+
+    with pytest.raises(RuntimeError):
+        await linear(Reserve, Fails, name="saga").run(
+            {}, storage=shared_backend.storage(url), flow_id="back", keep=True
+        )
+    dry = await command("resume", "--status", "failed", "--dry-run", "--json")
+    assert (dry.code, json.loads(dry.out)["undone"]) == (0, ["back"])
+    done = await command("resume", "--status", "failed", "--yes", "--json")
+    assert (done.code, json.loads(done.out)["resumed"]) == (0, ["bad"])
+    assert "skipped: back: its completed nodes were undone; start a new run" in done.err
+
+
+async def test_resuming_a_run_names_the_effect_of_unknown_outcome_that_is_called_again(
+    shared_backend: Backend, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = shared_backend.place()
+    monkeypatch.setenv("STEPWELL_STORAGE", url)
+
+    @effect
+    async def charge(order: str) -> None:
+        await asyncio.Event().wait()
+
+    class Pay(Node):
+        async def exec(self, prep_res: Any) -> None:
+            await charge("o-7")
+
+    flow = linear(Pay(timeout=0.05), name="shop", storage=shared_backend.storage(url))
+    for flow_id in ("one", "two"):
+        with pytest.raises(RunStuck):
+            await flow.run({}, flow_id=flow_id)
+    for given in (["one"], ["--status", "stuck"]):
+        dry = await command("resume", *given, "--dry-run")
+        assert "calls again, although nobody knows whether it was done: node 'Pay' (" in dry.out
+        assert "charge)" in dry.out
+        assert "if it was done: stepwell complete one NODE --result VALUE" in dry.out
+    done = await command("resume", "one", "--yes", "--json")
+    assert (done.json["resumed"], len(done.json["called_again"])) == (True, 1)
+    many = await command("resume", "--status", "stuck", "--yes", "--json")
+    assert (many.json["resumed"], list(many.json["called_again"])) == (["two"], ["two"])
 
 
 async def test_an_answer_that_its_wait_does_not_accept_is_refused_without_the_code(

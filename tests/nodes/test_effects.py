@@ -162,6 +162,18 @@ async def test_a_run_whose_runner_died_within_an_effect_is_stuck_and_does_not_ru
     assert (await flow.status("r")).status == "stuck"
 
 
+async def test_a_run_that_is_stuck_in_an_effect_names_the_calls_that_settle_it(storage: Storage) -> None:
+    service = Service()
+    service.may_end.clear()
+    flow = linear(Pay(service, ["a"], timeout=0.05), name="f", storage=storage)
+    with pytest.raises(RunStuck) as stuck:
+        await flow.run({}, flow_id="order 7")
+    assert str(stuck.value).endswith(
+        "is unknown: say what it was with flow.complete('order 7', 'pay', result=...) or "
+        "stepwell complete 'order 7' pay --result ..., or let it run again with flow.retry('order 7')"
+    )
+
+
 @pytest.mark.every_backend
 @pytest.mark.parametrize("kind", ["node", "effect"])
 async def test_an_operator_says_what_an_interrupted_effect_has_returned(
@@ -397,7 +409,7 @@ async def test_the_item_of_a_batch_whose_effect_a_timeout_has_interrupted_has_an
         async def exec(self, order: str) -> str:
             return await charge(order) if order == "b" else order
 
-    with pytest.raises(RunStuck, match="in r/pays/1/1 is unknown"):
+    with pytest.raises(RunStuck, match=r"in r/pays/1/1 is unknown.*result=\.\.\., item=1\).*r pays --item 1 --result"):
         await linear(Pays(name="pays", timeout=0.05), name="f", storage=storage).run({}, flow_id="r")
     assert service.charged == ["b"]
 

@@ -195,9 +195,12 @@ class UnknownOutcome(StepwellError, RuntimeError):
         assert error.name == "charge"
     """
 
-    def __init__(self, name: str, place: str) -> None:
+    def __init__(self, name: str, place: str, *, node: str | None = None, item: int | None = None) -> None:
         #: The name of the function, node or tool.
         self.name: str = name
+        #: In a run: the path of the node that has called it, and the index of the item of a batch.
+        self.node: str | None = node
+        self.item: int | None = item
         #: The turn, or the step of the run, in which it was called.
         self.place: str = place
         super().__init__(

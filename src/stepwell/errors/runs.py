@@ -266,17 +266,22 @@ class RunFailed(NodeFlowError, RuntimeError):
                 await handle.result(timeout=60)
     """
 
-    def __init__(self, flow_id: str, node: str, type_name: str, message: str) -> None:
+    def __init__(self, flow_id: str, node: str, type_name: str, message: str, *, undone: bool = False) -> None:
         self.flow_id: str = flow_id
+        #: Whether its completed nodes were undone, so that it cannot be resumed.
+        self.undone: bool = undone
         #: The path of the node that failed.
         self.node: str = node
         #: The name of the error's class.
         self.type_name: str = type_name
         self.message: str = message
+        following = (
+            f"its completed nodes were undone; start a new run, or call flow.retry({quoted(flow_id)}, at=node)"
+            if undone
+            else f"fix the cause, then call flow.resume({quoted(flow_id)})"
+        )
         super().__init__(
-            f"run {quoted(flow_id)} failed at node {quoted(node)} with {type_name}: {message}; fix the cause, "
-            "then call "
-            f"flow.resume({quoted(flow_id)})"
+            f"run {quoted(flow_id)} failed at node {quoted(node)} with {type_name}: {message}; {following}"
         )
 
 
@@ -313,9 +318,9 @@ class RunStuck(NodeFlowError, RuntimeError):
     def __init__(self, flow_id: str, reason: str) -> None:
         self.flow_id: str = flow_id
         self.reason: str = reason
-        super().__init__(
-            f"run {quoted(flow_id)} is stuck: {reason}; fix the cause, then call flow.resume({quoted(flow_id)})"
-        )
+        # The reason of an unknown outcome says what to call.
+        hint = "" if "flow.retry(" in reason else f"; fix the cause, then call flow.resume({quoted(flow_id)})"
+        super().__init__(f"run {quoted(flow_id)} is stuck: {reason}{hint}")
 
 
 class FlowChanged(NodeFlowError, ValueError):

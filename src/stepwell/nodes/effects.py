@@ -121,7 +121,7 @@ class RunEffects:
         prefix = f"{_KIND}:{path}:{visit}." if item is None else place.part()
         for name, effect in opened_effects(parts).items():
             if effect.unknown and name.startswith(prefix):
-                raise UnknownOutcome(effect.name, self._text(place)) from error
+                raise self._unknown(effect.name, place) from error
 
     def names_of_raised(self) -> list[str]:
         """Return the parts of effects that have raised. A run that is retried calls them again."""
@@ -135,7 +135,7 @@ class RunEffects:
         try:
             return await self.call(place, place.node, ((), {}), replay, work)
         except NodeTimeout as error:
-            raise UnknownOutcome(place.node, self._text(place)) from error
+            raise self._unknown(place.node, place) from error
 
     def forget(self, place: EffectPlace) -> None:
         """Forget the intent of an ``exec`` that waits for a child: it runs again from its start."""
@@ -190,7 +190,7 @@ class RunEffects:
         if row is not None:
             known = Effect(*row)
             if known.unknown:
-                raise UnknownOutcome(known.name, self._text(place))
+                raise self._unknown(known.name, place)
             if known.digest == intent.digest and known.outcome == "returned":
                 return known
             if known.digest == intent.digest and known.outcome == "raised" and part not in self._raised:
@@ -223,9 +223,10 @@ class RunEffects:
                 saving.exception()
             raise
 
-    def _text(self, place: EffectPlace) -> str:
+    def _unknown(self, name: str, place: EffectPlace) -> UnknownOutcome:
         text = f"{self._flow_id}/{place.node}/{place.visit}"
-        return text if place.item is None else f"{text}/{place.item}"
+        text = text if place.item is None else f"{text}/{place.item}"
+        return UnknownOutcome(name, text, node=place.node, item=place.item)
 
 
 class _Inside:

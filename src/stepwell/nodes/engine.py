@@ -1,6 +1,6 @@
 """The names of node flows for adapters and tools: how runs are taken from queues, stored and shown."""
 
-from stepwell.nodes.control.requests import answer
+from stepwell.nodes.control.requests import answer, unknown_calls
 from stepwell.nodes.events import carry_trace
 from stepwell.nodes.graph.plan import graph_of, program_of
 from stepwell.nodes.queue.observers import is_queued, observe_submits
@@ -32,4 +32,5 @@ __all__ = [
     "run_of",
     "status",
     "table_of",
+    "unknown_calls",
 ]

@@ -10,7 +10,7 @@ from stepwell import Limits, Storage
 from stepwell.engine import RUNS, Address, Get, Stored, counted, encode_value, from_json, quoted
 from stepwell.errors import Conflict, StepwellError, UnknownRun, UsageError, VersionChanged
 from stepwell.nodes import Answered, NodeFlow, Run, RunHistory
-from stepwell.nodes.engine import FINAL, OpenWait, flow_of_wait, history, status, table_of
+from stepwell.nodes.engine import FINAL, OpenWait, flow_of_wait, history, status, table_of, unknown_calls
 from stepwell.nodes.engine import answer as answer_wait
 from stepwell.operate.log import log_write
 from stepwell.operate.masking import hidden_texts, masked, masked_field, masked_text
@@ -20,6 +20,7 @@ __all__ = [
     "AlreadyAnswered",
     "RunRecord",
     "answer",
+    "called_again",
     "cancel",
     "check_unchanged",
     "complete",
@@ -218,6 +219,11 @@ async def retry(storage: Storage, run: Run, *, who: str) -> bool:
     if done:
         log_write(who, f"put run {run.flow_id} into the queue again")
     return done
+
+
+async def called_again(storage: Storage, run: Run) -> list[str]:
+    """Return the calls of a run whose outcome is unknown, and that a retry makes again, each as a text."""
+    return await unknown_calls(storage, run.flow_id) if run.status == "stuck" else []
 
 
 async def complete(storage: Storage, run: Run, node: str, result: Any, item: int | None, *, who: str) -> None:

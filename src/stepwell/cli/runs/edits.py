@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from stepwell import Storage
 from stepwell.cli.arguments import positive, stored_value
@@ -105,16 +106,33 @@ def _resume(options: argparse.Namespace) -> int:
             if isinstance(each.run, Run):
                 found.append(each.run)
         ids = [run.flow_id for run in found]
-        if not options.json:
-            for run in found:
-                print(f"{cell(run.flow_id)}: {cell(run.flow)} {run.status} at {cell(run.node)}")
-        if options.dry_run or not found:
-            return report(options, {"resumed": [], "runs": ids}, "nothing was changed")
-        if not confirmed(options, f"Put {counted(len(found), 'run')} into the queue again?"):
+        undone = [run for run in found if run.status == "failed" and run.undone]
+        wanted_again = [run for run in found if run not in undone]
+        again: dict[str, list[str]] = {}
+        for run in found:
+            if calls := await _show(options, storage, run):
+                again[run.flow_id] = calls
+        told: dict[str, Any] = {"runs": ids, **({"undone": [run.flow_id for run in undone]} if undone else {})}
+        if again:
+            told["called_again"] = again
+        for run in undone:
+            note(f"stepwell: skipped: {cell(run.flow_id)}: its completed nodes were undone; start a new run")
+        if options.dry_run or not wanted_again:
+            return report(options, {"resumed": [], **told}, "nothing was changed")
+        calls = sorted({call for each in again.values() for call in each})
+        question = f"Put {counted(len(wanted_again), 'run')} into the queue again{_and_call(calls)}?"
+        if not confirmed(options, question):
             return 1
-        done = [run.flow_id for run in found if await runs.retry(storage, run, who=user_name())]
+        done: list[str] = []
+        for run in wanted_again:
+            try:
+                if await runs.retry(storage, run, who=user_name()):
+                    done.append(run.flow_id)
+            except UsageError as error:
+                # It was undone meanwhile, or its parent was cancelled.
+                note(f"stepwell: skipped: {cell(run.flow_id)}: {cell(str(error))}")
         text = f"put {counted(len(done), 'run')} into the queue, for a worker"
-        return report(options, {"resumed": done, "runs": ids}, text)
+        return report(options, {"resumed": done, **told}, text)
 
     async def one(storage: Storage) -> int:
         run = await runs.show_run(storage, options.id)
@@ -125,16 +143,19 @@ def _resume(options: argparse.Namespace) -> int:
                 "into the queue." + ("" if run.status in ("cancelled", "finished") else here)
             )
         flow = None if options.code is None else flow_named(options.code, run.flow)
-        if not options.json:
-            print(f"{cell(run.flow_id)}: {cell(run.flow)} {run.status} at {cell(run.node)}")
+        # With its flow, a run that is stuck in an effect stays so, and only an undo() calls its effects again.
+        retried = flow is None or run.undoing is not None
+        again = await _show(options, storage, run, retried=retried)
+        told = {"called_again": again} if again else {}
         if options.dry_run:
-            return report(options, {"resumed": False, "run": run_json(run)}, "nothing was changed (dry run)")
-        if not confirmed(options, f"Resume run {run.flow_id}?"):
+            return report(options, {"resumed": False, "run": run_json(run), **told}, "nothing was changed (dry run)")
+        if not confirmed(options, f"Resume run {run.flow_id}{_and_call(again)}?"):
             return 1
         if flow is None:
             done = await runs.retry(storage, run, who=user_name())
             text = "put into the queue; a worker continues it" if done else "another process resumes it"
-            return report(options, {"resumed": done, "run": run_json(await runs.show_run(storage, run.flow_id))}, text)
+            now = run_json(await runs.show_run(storage, run.flow_id))
+            return report(options, {"resumed": done, "run": now, **told}, text)
         log_write(user_name(), f"resumed run {run.flow_id} here")
         try:
             shared = await flow.resume(options.id, storage=storage)
@@ -153,6 +174,23 @@ def _resume(options: argparse.Namespace) -> int:
         return report(options, {"resumed": True, "finished": True, "shared": result}, text)
 
     return with_storage(options, many if options.id is None else one, patient=options.code is not None)
+
+
+async def _show(options: argparse.Namespace, storage: Storage, run: Run, *, retried: bool = True) -> list[str]:
+    """Print a run that is to be resumed, and return the calls of unknown outcome that are then made again."""
+    again = await runs.called_again(storage, run) if retried else []
+    if not options.json:
+        print(f"{cell(run.flow_id)}: {cell(run.flow)} {run.status} at {cell(run.node)}")
+        for call in again:
+            print(f"  calls again, although nobody knows whether it was done: {cell(call)}")
+        if again and run.undoing is None:
+            print(f"  if it was done: stepwell complete {cell(shlex.quote(run.flow_id))} NODE --result VALUE")
+    return again
+
+
+def _and_call(calls: list[str]) -> str:
+    """Return the part of a question that names the calls that a resumed run makes again."""
+    return f", and call again {', '.join(map(cell, calls))}" if calls else ""
 
 
 def _cancel(options: argparse.Namespace) -> int:

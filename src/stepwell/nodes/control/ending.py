@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shlex
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -79,7 +80,7 @@ async def execute_undo(run: Execution, journal: Journal, *, decided: bool) -> Ru
     if ends == "cancelled":
         return RunCancelled(journal.flow_id, undo["reason"])
     _, node, kind, message, *_ = undo.get("cause", (0.0, "", "Exception", "unknown"))
-    return RunFailed(journal.flow_id, node, kind, message)
+    return RunFailed(journal.flow_id, node, kind, message, undone=True)
 
 
 @asynccontextmanager
@@ -147,9 +148,12 @@ async def _run_to_end(run: Execution, journal: Journal, params: Mapping[str, Any
 
 async def _stick(run: Execution, journal: Journal, unknown: UnknownOutcome) -> None:
     """Commit that the outcome of an effect is unknown, and raise ``RunStuck``."""
+    flow_id, node, item = journal.flow_id, unknown.node or "", unknown.item
+    call = f"flow.complete({quoted(flow_id)}, {quoted(node)}, result=...{'' if item is None else f', item={item}'})"
+    command = shlex.join(["stepwell", "complete", flow_id, node, *([] if item is None else ["--item", str(item)])])
     reason = (
-        f"the outcome of {quoted(unknown.name)} in {unknown.place} is unknown: say what it was with flow.complete(), "
-        "or let it run again with flow.retry()"
+        f"the outcome of {quoted(unknown.name)} in {unknown.place} is unknown: say what it was with {call} or "
+        f"{command} --result ..., or let it run again with flow.retry({quoted(flow_id)})"
     )
     await journal.stick(reason)
     await release(journal)

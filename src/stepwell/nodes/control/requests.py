@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from stepwell._secrets import quoted
 from stepwell.codec import check_name
+from stepwell.effects import Effect
 from stepwell.errors import (
     AlreadyHeld,
     Busy,
@@ -30,7 +31,7 @@ from stepwell.errors import (
 )
 from stepwell.nodes.control import moving, runs, undoing
 from stepwell.nodes.control.fitting import fitting_answer, fitting_signal
-from stepwell.nodes.effects import opened_effects, row_of_effect
+from stepwell.nodes.effects import is_effect, opened_effects, row_of_effect
 from stepwell.nodes.graph.building import NodeGraph
 from stepwell.nodes.graph.plan import program_of
 from stepwell.nodes.queue import children, partitions
@@ -38,6 +39,7 @@ from stepwell.nodes.run import lease, mail, monitor, waits
 from stepwell.nodes.run.errors import failure_of
 from stepwell.nodes.run.ids import WaitId, flow_of_wait
 from stepwell.nodes.run.notices import ends_of, wake_waiters, wake_workers
+from stepwell.nodes.run.reading import read_known_run
 from stepwell.nodes.run.table import (
     FORMER,
     GRAPH,
@@ -56,7 +58,6 @@ from stepwell.storage import Storage
 from stepwell.storage.operations import Get
 
 if TYPE_CHECKING:
-    from stepwell.effects import Effect
     from stepwell.nodes.graph.base import BaseFlow
 
 __all__ = ["Retried", "answer", "cancel", "complete", "pause", "retry", "signal", "update"]
@@ -431,6 +432,14 @@ async def _unknown_effects(slot: Slot) -> dict[str, Effect]:
     return {name: effect for name, effect in opened_effects(parts).items() if effect.unknown}
 
 
+async def unknown_calls(storage: Storage, flow_id: str) -> list[str]:
+    """Return the calls of a stored run whose outcome is unknown, each as a text; a retry makes them again."""
+    run = await read_known_run(storage, flow_id, parts=True)
+    seal = storage.seal(run.address)
+    parts = {name: Effect.open(seal, name, text) for name, text in (run.stored.parts or {}).items() if is_effect(name)}
+    return _places({name: effect for name, effect in parts.items() if effect.unknown})
+
+
 def _visit_of(effects: Iterable[str], node: str) -> str:
     """Return the visit of a node that was interrupted."""
     return next((name.rpartition(":")[2].partition(".")[0] for name in effects if owner_of_part(name) == node), "")
@@ -438,12 +447,16 @@ def _visit_of(effects: Iterable[str], node: str) -> str:
 
 def _not_one(flow_id: str, node: str, item: int | None, effects: Mapping[str, Effect], *, several: bool) -> str:
     """Return why a call whose outcome is unknown was not found."""
-    places = [f"node {quoted(owner_of_part(name))}{_item_text(name)} ({each.name})" for name, each in effects.items()]
+    places = _places(effects)
     known = f"unknown are {', '.join(places)}" if places else "the outcome of none of its calls is unknown"
     if several:
         return f"several calls of node {quoted(node)} of run {quoted(flow_id)} have no outcome; give item=: {known}"
     of_item = "" if item is None else f", item {item},"
     return f"run {quoted(flow_id)} has no call at node {quoted(node)}{of_item} without an outcome; {known}"
+
+
+def _places(effects: Mapping[str, Effect]) -> list[str]:
+    return [f"node {quoted(owner_of_part(name))}{_item_text(name)} ({each.name})" for name, each in effects.items()]
 
 
 def _item_text(part: str) -> str:

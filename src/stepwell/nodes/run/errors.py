@@ -37,7 +37,7 @@ def message_of(error: BaseException) -> str:
 def failure_of(flow_id: str, table: Mapping[str, Any]) -> RunFailed:
     """Return the error for the result of a run that has failed."""
     _, node, kind, message, *_ = next(iter(table.get("errors", ())), (0.0, "", "Exception", "unknown"))
-    return RunFailed(flow_id, node, kind, message)
+    return RunFailed(flow_id, node, kind, message, undone="undone" in table)
 
 
 def summary_of(error: BaseException) -> str:
