@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from stepwell import MemoryStorage
+from stepwell.engine import Get
 from stepwell.errors import BotApiError, BotUnavailable, UsageError
 from stepwell.storage import Apply, Operation
 from stepwell.turns import MessageTaken, Turn, TurnEnded, Turns, TurnStarted, subscribe
+from stepwell.turns.record import HANDLED, WORKING_PARTS
 from tests.backends import Backend
 from tests.constants import Constants
 from tests.turns.people import ANN, People, state_of, working
@@ -129,6 +131,36 @@ async def test_a_handler_that_raises_fails_its_turn_visibly_and_the_messages_beh
         await state_of(turns, "idle")
         assert (await turns.status(ANN)).failed == ()
         assert [status async for status in turns.conversations(failed=True)] == []
+
+
+async def test_a_failed_turn_that_is_retried_gets_what_its_tools_have_returned() -> None:
+    turns, people = Turns("bot", storage=MemoryStorage(), collect=0.0), People()
+    paid: list[str] = []
+
+    async def pay(what: str) -> str:
+        paid.append(what)
+        return f"paid {what}"
+
+    @turns.handler
+    async def answer(turn: Turn) -> None:
+        said = await turn.tool(pay, turn.text)
+        if len(paid) == 1 and not people.texts:
+            raise ValueError("no model")
+        turn.answer(said)
+
+    async with turns.storage, working(turns, people):
+        await turns.admit(people.message("1 EUR"))
+        await until(lambda: people.texts)
+        await state_of(turns, "idle")
+        (failed,) = (await turns.status(ANN)).failed
+        await turns.admit(people.message("2 EUR"))
+        await people.answered(2)
+        assert await turns.retry(failed.id)
+        assert await people.answered(3) == [people.texts[0], "paid 2 EUR", "paid 1 EUR"]
+        await state_of(turns, "idle")
+        stored = await turns.storage.perform(Get(turns.address(ANN), WORKING_PARTS))
+        assert [name for name in stored.parts if name != HANDLED] == [], "nothing is left behind"
+    assert paid == ["1 EUR", "2 EUR"]
 
 
 async def test_a_turn_whose_process_dies_each_time_is_set_aside() -> None:

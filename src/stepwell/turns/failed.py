@@ -54,14 +54,16 @@ class FailedTurns:
                 return None
             left = tuple(each for each in table.failed if each != turn_id)
             parts: dict[str, str | None] = {part: None}
-            if again:
-                messages = seal.value("p", part, (stored.parts or {})[part])["messages"]
-                back = []
+            kept = seal.value("p", part, (stored.parts or {})[part])
+            if not again:
+                parts |= dict.fromkeys(kept["parts"])
+            else:
+                messages, back = kept["messages"], []
                 for place, message in enumerate(messages):
                     seq = table.next + place
                     name = message_part(seq)
                     parts[name] = seal.seal("p", name, message)
-                    back.append(WaitingMessage(seq, None, None, table.next, 0, now))
+                    back.append(WaitingMessage(seq, None, None, table.next, 0, now, again=turn_id))
                 # Messages that wait are newer, so these come first.
                 table = replaced(
                     table, waiting=(*back, *table.waiting), next=table.next + len(back),

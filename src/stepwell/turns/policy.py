@@ -126,7 +126,7 @@ def advanced(table: TurnTable, now: float, rules: Rules, *, turn_id: str, runner
     if not chosen:
         return table if table.waiting else replaced(table, window=None)
     waiting = table.waiting[len(chosen) :]
-    turn = Running(id=turn_id, attempt=1, messages=chosen, started=now, runner=runner, check=check)
+    turn = Running(id=chosen[0].again or turn_id, attempt=1, messages=chosen, started=now, runner=runner, check=check)
     return replaced(table, turn=turn, waiting=waiting, window=table.window if waiting else None)
 
 
@@ -135,6 +135,8 @@ def _chosen(table: TurnTable, now: float, rules: Rules) -> tuple[WaitingMessage,
     waiting = table.waiting
     if not waiting:
         return ()
+    if waiting[0].again is not None:
+        return tuple(each for each in waiting if each.again == waiting[0].again)
     first = tuple(each for each in waiting if each.burst == waiting[0].burst) if rules.on_busy == "queue" else waiting
     is_open = table.window is not None and table.window.shut > now
     return () if is_open and len(first) == len(waiting) else first

@@ -75,6 +75,8 @@ class WaitingMessage(Struct, frozen=True, array_like=True, gc=False):
     album: str | None = None
     #: Others that belong to it are probably under way: the rest of its album or of a long text, forwarded messages.
     more: bool = False
+    #: The failed turn that it belongs to, which is tried again with what its tools have returned.
+    again: str | None = None
 
 
 class CollectWindow(Struct, frozen=True, array_like=True, gc=False):

@@ -409,7 +409,7 @@ class Runner(RunnerBase):
         messages = [record.seal.value("p", name, record.parts[name]) for name in map(_part_of, turn.messages)]
         kept = {
             "id": turn.id, "messages": messages, "error": why, "attempts": turn.attempt, "started": turn.started,
-            "ended": record.slot.time(),
+            "ended": record.slot.time(), "parts": _own_parts(record, turn),
         }  # fmt: skip
         await self._write_end(
             record, turn, note, [], "failed", failed={part: record.seal.seal("p", part, kept)}, error=why
@@ -448,10 +448,11 @@ class Runner(RunnerBase):
         def parts(before: TurnTable, table: TurnTable) -> dict[str, str | None]:
             assert before.turn is not None
             names = [_part_of(each) for each in before.turn.messages]
-            own = (tool_prefix(turn.id), kept_prefix(turn.id))
-            names += [name for name in record.parts if name.startswith(own)]
+            # Those of a failed turn are there if it is tried again.
+            names += [] if failed else _own_parts(record, turn)
             names += [question_part(turn.id, each.number) for each in before.turn.questions]
-            names += [failed_part(each) for each in dropped_failures]
+            for each in dropped_failures:
+                names += [failed_part(each), *_parts_of_failed(record, each)]
             changed: dict[str, str | None] = dict.fromkeys(names)
             changed |= record.calls_after(before, calls)
             if before.turn.ids:
@@ -494,6 +495,17 @@ class Runner(RunnerBase):
 def _kept(failed: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the failed turns that are kept, and those that are dropped."""
     return failed[-MOST_FAILED:], failed[:-MOST_FAILED]
+
+
+def _own_parts(record: HeldRecord, turn: Running) -> list[str]:
+    """Return the names of the parts with the effects of a turn, and with what its handler has kept."""
+    return [name for name in record.parts if name.startswith((tool_prefix(turn.id), kept_prefix(turn.id)))]
+
+
+def _parts_of_failed(record: HeldRecord, turn_id: str) -> list[str]:
+    part = failed_part(turn_id)
+    names: list[str] = record.seal.value("p", part, record.parts[part])["parts"] if part in record.parts else []
+    return names
 
 
 def _part_of(message: Any) -> str:
