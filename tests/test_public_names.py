@@ -227,7 +227,7 @@ def test_a_third_party_package_is_imported_in_one_module_only() -> None:
             continue
         if package not in STANDARD and not module.startswith("testing/"):
             # These frameworks have one package each.
-            found = re.match("adapters/(aiogram|ptb|telebot|langgraph|pydantic_ai)(?=/)", module)
+            found = re.match("adapters/(aiogram|ptb|telebot|langgraph|openai_agents|pydantic_ai)(?=/)", module)
             home = module if found is None else found[0]
             homes.setdefault((package, module.startswith("botapi/")), set()).add(home)
     assert {package: modules for package, modules in homes.items() if len(modules) > 1} == {}

@@ -1,10 +1,4 @@
-"""OpenAI Agents SDK: the history of a session in a Stepwell storage.
-
-::
-
-    session = StepwellSession("ann", "postgresql://localhost/agents")
-    await Runner.run(agent, "Hello", session=session)
-"""
+"""The history of a session of the OpenAI Agents SDK in a Stepwell storage."""
 
 from __future__ import annotations
 
@@ -12,13 +6,11 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from agents.memory import SessionSettings
+
 from stepwell import Log, Storage
-from stepwell.engine import as_storage, background_loop, masked_text, quoted, require, run_in_loop
+from stepwell.engine import as_storage, background_loop, masked_text, quoted, run_in_loop
 from stepwell.errors import InsideLoop, InvalidOption
-
-require("agents", "openai-agents", distribution="openai-agents", minimum="0.8", below="1")
-
-from agents.memory import SessionSettings  # noqa: E402 - checked first
 
 if TYPE_CHECKING:
     from agents import TResponseInputItem
