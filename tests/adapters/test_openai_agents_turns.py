@@ -26,8 +26,6 @@ class Bot:
         self.turns = Turns("bot", storage=storage, collect=0.0, lease=0.4, **options)
         script = [made(number, step) for number, step in enumerate(steps)]
         self.model = ScriptedModel(script, default_usage=Usage(requests=1, total_tokens=5))
-            [made(number, step) for number, step in enumerate(steps)], default_usage=Usage(requests=1, total_tokens=5)
-        )
         self.results: list[TurnResult] = []
         agent = Agent(name="clerk", model=self.model, tools=list(tools))
 

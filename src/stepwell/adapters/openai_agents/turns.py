@@ -17,8 +17,6 @@ from typing import Any, Final
 from agents import Agent, FunctionTool, RunConfig, Runner, RunResultStreaming, RunState, Usage
 from agents.items import ToolApprovalItem
 from agents.tool_context import ToolContext
-from pydantic import BaseModel
-from pydantic_core import to_jsonable_python
 
 from stepwell.engine import quoted
 from stepwell.errors import UnknownOutcome, UsageError
@@ -95,15 +93,15 @@ async def run_agent(
         async def answer(turn):
             await run_agent(turn, agent, safe=["find"])
     """
-    asks = _Asks(turn, None if approvers is None else tuple(approvers), timeout, question or _question)
-    run = _TurnRun(turn, asks, frozenset(safe))
+    asks = _Approvals(turn, None if approvers is None else tuple(approvers), timeout, question or _question)
+    run = _AgentRuns(turn, asks, frozenset(safe))
     return await run.run(agent, turn.text if prompt is None else prompt, context, run_config or RunConfig(), options)
 
 
-class _TurnRun:
+class _AgentRuns:
     """The runs of an agent in one attempt of a turn."""
 
-    def __init__(self, turn: Turn, asks: _Asks, safe: frozenset[str]) -> None:
+    def __init__(self, turn: Turn, asks: _Approvals, safe: frozenset[str]) -> None:
         self._turn = turn
         self._asks = asks
         self._safe = safe
@@ -303,7 +301,7 @@ class _TurnRun:
                 result = await theirs(context, arguments)
                 first.append(result)
                 self._returned[id_] = str(result)
-                return to_jsonable_python(result, fallback=str)
+                return _plain(result)
 
             # A request that is made again after a crash gets other ids for the same calls.
             same = f"{tool.name} {arguments}"
@@ -323,7 +321,7 @@ class _TurnRun:
 
 
 @dataclass
-class _Asks:
+class _Approvals:
     """Asks for the approvals of a turn."""
 
     turn: Turn
@@ -368,9 +366,15 @@ def _said(text: str) -> Any:
 # Items as entries of the history
 
 
-def _plain(item: Any) -> Any:
-    """Return an item as JSON. Those that a model has returned are objects."""
-    return item.model_dump(mode="json", exclude_unset=True) if isinstance(item, BaseModel) else to_jsonable_python(item)
+def _plain(value: Any) -> Any:
+    """Return a value as JSON. The items of a model and the results of some tools are objects."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json", exclude_unset=True)
+    return value if value is None or isinstance(value, str | bool | int | float) else str(value)
 
 
 def _entries(items: list[Any]) -> list[Any]:
