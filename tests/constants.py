@@ -11,6 +11,7 @@ __all__ = ["Constants"]
 
 #: The module and the constant of each name.
 NAMES = {
+    "held_pauses": "stepwell.turns.running.held:PAUSES",
     "resend": "stepwell.turns.running.runner:RESEND",
     "batch_operations": "stepwell.storage.transport.lane:MAX_OPERATIONS",
     "checkpoint_commits": "stepwell.storage.sqlite.connection:CHECKPOINT_COMMITS",

@@ -13,7 +13,7 @@ from stepwell.texts import fit
 from stepwell.turns.base import TurnsBase
 from stepwell.turns.policy import may_answer, stopped, with_answer
 from stepwell.turns.record import Answer, OpenQuestion, TurnTable, change_of, draft_id_of, table_of
-from stepwell.turns.running.question import PRESS
+from stepwell.turns.running.question import MARK, PRESS
 
 __all__ = ["Controls", "Decided"]
 
@@ -128,14 +128,15 @@ class Controls:
         return decided
 
     async def _press(self, update: Update, conversation: Any) -> list[dict[str, Any]]:
-        turn_id, number, place = _read(update.callback_data or "")
+        turn_id, number, place, mark = _read(update.callback_data or "")
         user = update.user
         by, name = (None, "") if user is None else (user.id, user.first_name or str(user.id))
 
         def find(table: TurnTable) -> tuple[OpenQuestion | None, str]:
             turn = table.turn
             asked = () if turn is None or turn.id != turn_id else turn.questions
-            found = next((each for each in asked if each.number == number and place < len(each.options)), None)
+            same = (each for each in asked if each.number == number and each.digest[:MARK] == mark)
+            found = next((each for each in same if place < len(each.options)), None)
             return found, "" if found is None else found.options[place]
 
         decided, question = await self._answer(self._turns.address(conversation), find, by, name)
@@ -185,13 +186,14 @@ def _judged(question: OpenQuestion | None, by: int | str | None, now: float) -> 
     return Decided.ACCEPTED
 
 
-def _read(data: str) -> tuple[str, int, int]:
+def _read(data: str) -> tuple[str, int, int, str]:
     """Read the data of a button. What no button of ours has names no question."""
     turn, _, rest = data.removeprefix(PRESS).partition(":")
-    number, _, place = rest.partition(":")
+    number, _, rest = rest.partition(":")
+    place, _, mark = rest.partition(":")
     if not (number.isascii() and number.isdecimal() and place.isascii() and place.isdecimal()):
-        return "", 0, 0
-    return turn, int(number[:9]), int(place[:9])
+        return "", 0, 0, ""
+    return turn, int(number[:9]), int(place[:9]), mark
 
 
 def _edited_card(update: Update, name: str, answer: Answer | None) -> list[dict[str, Any]]:

@@ -114,7 +114,8 @@ def edited(table: TurnTable, message: WaitingMessage) -> TurnTable | None:
         return None
     for place, each in enumerate(table.waiting):
         if each.message_id == message.message_id:
-            newer = replaced(each, id=message.id, size=message.size)
+            edits = each.edits if message.id is None else (*each.edits, message.id)
+            newer = replaced(each, size=message.size, edits=edits)
             return replaced(table, waiting=(*table.waiting[:place], newer, *table.waiting[place + 1 :]))
     return None
 

@@ -29,6 +29,7 @@ from stepwell.engine import (
 __all__ = [
     "HANDLED",
     "MOST_HANDLED",
+    "ROOM_TO_END",
     "WORKING_PARTS",
     "Answer",
     "CollectWindow",
@@ -56,6 +57,10 @@ StopReason: TypeAlias = Literal["stop", "interrupt", "rollback"]
 #: The part with the ids of the updates of ended turns, and how many it has.
 HANDLED: Final = "h"
 MOST_HANDLED: Final = 1000
+#: How much larger than its limit a record may become by messages, and by writes under the claim: a conversation whose
+#: history is full still takes messages, and ends its turns. In items of the largest size.
+ROOM: Final = 4
+ROOM_TO_END: Final = 16
 #: All parts but the entries of the history, whose names begin with a digit.
 WORKING_PARTS: Final = Range("a")
 
@@ -77,6 +82,13 @@ class WaitingMessage(Struct, frozen=True, array_like=True, gc=False):
     more: bool = False
     #: The failed turn that it belongs to, which is tried again with what its tools have returned.
     again: str | None = None
+    #: The ids of the updates that have edited it.
+    edits: tuple[int | str, ...] = ()
+
+    @property
+    def ids(self) -> tuple[int | str, ...]:
+        """The ids of its updates."""
+        return self.edits if self.id is None else (self.id, *self.edits)
 
 
 class CollectWindow(Struct, frozen=True, array_like=True, gc=False):
@@ -139,7 +151,7 @@ class Running(Struct, frozen=True):
     @property
     def ids(self) -> tuple[int | str, ...]:
         """The ids of the updates that belong to the turn."""
-        return tuple(each.id for each in self.messages if each.id is not None) + self.replies
+        return tuple(found for each in self.messages for found in each.ids) + self.replies
 
 
 class TurnTable(Struct, frozen=True, omit_defaults=True):
@@ -156,6 +168,8 @@ class TurnTable(Struct, frozen=True, omit_defaults=True):
     send_failures: int = 0
     #: The turns that have failed, oldest first.
     failed: tuple[str, ...] = ()
+    #: The last write under a claim, which finds itself here if its answer was lost.
+    write: str = ""
 
     @property
     def state(self) -> State:
@@ -181,7 +195,7 @@ class TurnTable(Struct, frozen=True, omit_defaults=True):
     def ids(self) -> set[int | str]:
         """The ids of the updates that wait or belong to the running turn."""
         ids = () if self.turn is None else self.turn.ids
-        return {*ids, *(each.id for each in self.waiting if each.id is not None)}
+        return {*ids, *(found for each in self.waiting for found in each.ids)}
 
 
 _decode_table = decoder(TurnTable)
@@ -203,12 +217,17 @@ def change_of(
     now: float,
     parts: Mapping[str, str | None],
     tags: tuple[str, ...] | Keep = KEEP,
+    room: int = ROOM,
 ) -> Change:
-    """Return the change that stores a table, and parts beside it. ``now``: the time on the backend's clock."""
+    """Return the change that stores a table, and parts beside it. ``now``: the time on the backend's clock.
+
+    ``room``: by how many items the record may become larger than its limit.
+    """
     seal, timers = storage.seal(address), table.timers
     opened = OpenedHead(Place(name, table.state), timers, to_json(table).decode())
     head: Head = seal.head(opened)
-    return storage.change(address, head=head, deadline=opened.next_timer(now), parts=parts, tags=tags)
+    limit = seal.limit + room * storage.limits.item
+    return storage.change(address, head=head, deadline=opened.next_timer(now), parts=parts, tags=tags, limit=limit)
 
 
 def draft_id_of(turn: str) -> int:

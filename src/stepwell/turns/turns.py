@@ -25,7 +25,7 @@ from stepwell.engine import (
 )
 from stepwell.errors import InvalidOption, UsageError
 from stepwell.fsm import FSM, BotMethods, Router, Update, keys
-from stepwell.options import check_choice, check_function, check_number, check_text, check_whole
+from stepwell.options import check_choice, check_function, check_instance, check_number, check_text, check_whole
 from stepwell.texts import Formatting, MakeCall, fit
 from stepwell.turns.admission import Admission, Admissions, calls_of
 from stepwell.turns.base import RunnerBase, Send, TurnsBase
@@ -238,6 +238,9 @@ class Turns(TurnsBase):
         ``by``: the id of who answers, which must be one of the approvers if the question has some. ``question``: its
         number, if several are open. Only ``"accepted"`` is true in an ``if``.
         """
+        check_instance(choice, str, "decide() takes an option or a text, got {}")
+        check_instance(name, str, "decide(name=...) takes a text, got {}")
+        check_instance(by, int | str, "decide(by=...) takes the id of a person, got {}", optional=True)
         return await self._controls.decide(self._key_of(conversation), choice, by=by, name=name, question=question)
 
     async def status(self, conversation: Any) -> TurnStatus:
@@ -287,6 +290,7 @@ class Turns(TurnsBase):
         check_function(send, "worker(send=...) takes a function of a call, got {}", optional=True)
         check_function(try_call, "worker(try_call=...) takes a function of a method, got {}", optional=True)
         check_number(drain, "drain must be a number of seconds of at least 0, not {}", least=0)
+        check_whole(concurrency, "concurrency must be a whole number of at least 1, not {}", least=1)
         if self._handler is None:
             raise UsageError("these turns have no handler; decorate a function with @turns.handler")
         if send is None:
@@ -304,6 +308,7 @@ class Turns(TurnsBase):
             runner = Runner(self, send, client=client, try_call=try_call, watch_every=watch_every)
             source = self.timers(runner, concurrency)
             self.runner = runner
+            stack.callback(self._forget_wakes)
             stack.callback(setattr, self, "runner", None)
             stack.push_async_callback(runner.close)
             if self.storage.shared:
@@ -363,7 +368,11 @@ class Turns(TurnsBase):
         return self._key.extract(update)
 
     def update_id_of(self, update: Update) -> int | str | None:
-        return update.update_id if self._update_id is None else self._update_id(update)
+        if self._update_id is None:
+            return update.update_id
+        found = self._update_id(update)
+        check_instance(found, int | str, "update_id=... returns a number or a text, got {}", optional=True)
+        return found
 
     def wake(self, address: Address | None = None, after: float = 0.0) -> None:
         if address is None or after <= 0:
@@ -448,6 +457,11 @@ class Turns(TurnsBase):
             return True
         key = decode_key(address.key)
         return not (isinstance(key, tuple) and len(key) == 2 and key[0] == self.bot)
+
+    def _forget_wakes(self) -> None:
+        for handle in self._wakes.values():
+            handle.cancel()
+        self._wakes.clear()
 
     def _woken(self, address: Address) -> None:
         self._wakes.pop(address, None)

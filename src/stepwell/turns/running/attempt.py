@@ -23,7 +23,7 @@ from stepwell.turns.running.display import Display
 from stepwell.turns.running.held import HeldRecord
 from stepwell.turns.running.question import Decision, Questions
 from stepwell.turns.running.stream import Stream
-from stepwell.turns.running.tools import Tools, current
+from stepwell.turns.running.tools import Tools, current, without_exit
 from stepwell.turns.running.turn import Turn
 
 __all__ = ["Attempt"]
@@ -33,6 +33,8 @@ logger: logging.Logger = logging.getLogger(__name__)
 T = TypeVar("T")
 #: Seconds for the last call that shows a text that is left to the next attempt.
 CLOSE_TIMEOUT: Final = 3.0
+#: Seconds between two looks at the record of a suspended attempt.
+WATCH_SUSPENDED: Final = 60.0
 
 
 class Attempt(AttemptBase):
@@ -185,13 +187,18 @@ class Attempt(AttemptBase):
         return turn
 
     async def write(self, change: Callable[[TurnTable], TurnTable | None], parts: Any = None, **options: Any) -> bool:
-        while not self.record.slot.holding:
-            await self._claim_again()
-        try:
-            return await self.record.write(change, parts, **options)
-        except Conflict:
-            self.abandon()
-            raise
+        while True:
+            record = self.record
+            held = record.slot.holding
+            try:
+                if held:
+                    return await record.write(change, parts, **options)
+                await self._claim_again()
+            except Conflict:
+                # One that was only suspended meanwhile claims its record again.
+                if record.slot.holding or not held:
+                    self.abandon()
+                    raise
 
     async def _claim_again(self) -> None:
         """Let the dispatcher claim the record of a suspended attempt, one of whose tasks goes on."""
@@ -204,7 +211,7 @@ class Attempt(AttemptBase):
             turn = replaced(self.own(table), answered=True, check=now)
             return change_of(storage, address, self.runner.turns.name, replaced(table, turn=turn), now=now, parts={})
 
-        await storage.edit(address, woken)
+        await self.record.persist(lambda: storage.edit(address, woken))
         self.runner.turns.wake()
         await self._resumed.wait()
 
@@ -236,16 +243,19 @@ class Attempt(AttemptBase):
         """Wait until the handler has ended, and return ``True``; ``False`` if it waits for people only."""
         if self._watch is None:
             self._watch = asyncio.create_task(self._watch_record(), name="stepwell-turn-watch")
-        suspended = asyncio.create_task(self._suspended.wait())
-        try:
-            await asyncio.wait({self.task, suspended}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            suspended.cancel()
-        self._suspended.clear()
-        if self.task.done():
-            await self._end_watch()
-            return True
-        return False
+        while True:
+            suspended = asyncio.create_task(self._suspended.wait())
+            try:
+                await asyncio.wait({self.task, suspended}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                suspended.cancel()
+            self._suspended.clear()
+            if self.task.done():
+                await self._end_watch()
+                return True
+            # Another task of the handler may have begun something meanwhile.
+            if self.questions.waits and not self._busy:
+                return False
 
     async def resume(self, record: HeldRecord) -> None:
         """Go on under another claim of the same record."""
@@ -311,11 +321,7 @@ class Attempt(AttemptBase):
     # Internal
 
     async def _run(self) -> None:
-        try:
-            await self._handle(self.runner.turns.handler_function)
-        except (SystemExit, KeyboardInterrupt) as error:
-            # Raised in a task, it would end the loop and all other turns.
-            raise UsageError(f"the handler raised {type(error).__name__}; a handler cannot end the program") from error
+        await without_exit("the handler", self._handle(self.runner.turns.handler_function))
 
     async def _handle(self, handler: Callable[[Turn], Any]) -> None:
         current.set(self.turn)
@@ -338,7 +344,8 @@ class Attempt(AttemptBase):
         try:
             while True:
                 try:
-                    async with asyncio.timeout(runner.watch_every):
+                    # One that waits for people reads only to find out whether another process has gone on with it.
+                    async with asyncio.timeout(runner.watch_every if self.record.slot.holding else WATCH_SUSPENDED):
                         await news.wait()
                 except TimeoutError:
                     pass

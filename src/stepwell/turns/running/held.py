@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 from stepwell import Storage
 from stepwell.engine import (
@@ -20,12 +20,15 @@ from stepwell.engine import (
     Stored,
     backoff,
     decode_key,
+    replaced,
     tail_of,
 )
-from stepwell.errors import RecordReplaced, StorageError, StorageUnavailable
-from stepwell.turns.record import WORKING_PARTS, TurnTable, change_of, send_part, table_of
+from stepwell.errors import RecordReplaced, StorageClosed, StorageError, StorageUnavailable
+from stepwell.turns.record import ROOM_TO_END, WORKING_PARTS, TurnTable, change_of, send_part, table_of
 
 __all__ = ["HeldRecord"]
+
+T = TypeVar("T")
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -71,7 +74,7 @@ class HeldRecord:
         return {name: self.seal.seal("p", name, call) for name, call in zip(names, calls, strict=True)}
 
     async def _get(self, parts: Any) -> Stored | None:
-        stored: Stored | None = await self.storage.perform(Get(self.address, parts))
+        stored: Stored | None = await self.persist(lambda: self.storage.perform(Get(self.address, parts)))
         self._check_base(stored)
         return stored
 
@@ -96,15 +99,20 @@ class HeldRecord:
         While the storage is away the write is tried again. Raises ``LeaseLost`` or ``RecordReplaced``.
         """
         written: tuple[TurnTable, Mapping[str, str | None]] = (self.table, {})
-        stays = True
+        stays, repeats, mark = True, False, self.storage.ids()
 
         def decide(stored: Stored | None) -> Change | None:
-            nonlocal written, stays
+            nonlocal written, stays, repeats
             self._check_base(stored)
             before = table_of(self.seal, stored)
+            repeats = before.write == mark
+            if repeats:
+                # It was applied, and only its answer was lost.
+                return None
             after = change(before)
             if after is None:
                 return None
+            after = replaced(after, write=mark)
             chosen = dict((parts(before, after) if callable(parts) else parts) or {})
             written = after, dict(chosen)
             stays = keep(after)
@@ -112,23 +120,15 @@ class HeldRecord:
             wanted = known if tags is None else tags(known)
             made = change_of(
                 self.storage, self.address, self._name, after, now=self.slot.time(), parts=chosen,
-                tags=KEEP if wanted == known else wanted,
+                tags=KEEP if wanted == known else wanted, room=0 if entries else ROOM_TO_END,
             )  # fmt: skip
             return self._tail.with_entries(made, stored, entries) if entries else made
 
-        failures = 0
-        while True:
-            try:
-                if not await self.slot.edit(decide, parts=LAST_ENTRY if entries else False, keep=lambda: stays):
-                    return False
-                break
-            except StorageError as error:
-                if (isinstance(error, StorageUnavailable) and error.final) or self.slot.lost:
-                    raise
-                failures += 1
-                if failures == 1:
-                    logger.warning("%s waits for the storage: %s", self.address.text, error)
-                await asyncio.sleep(backoff(failures, *PAUSES))
+        def write() -> Awaitable[bool]:
+            return self.slot.edit(decide, parts=LAST_ENTRY if entries else False, keep=lambda: stays)
+
+        if not await self.persist(write) and not repeats:
+            return False
         self.table, changed = written
         for name, text in changed.items():
             if text is None:
@@ -136,3 +136,18 @@ class HeldRecord:
             else:
                 self.parts[name] = text
         return True
+
+    async def persist(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Do some work of the storage, and try it again while the storage is away."""
+        failures = 0
+        while True:
+            try:
+                return await work()
+            except StorageError as error:
+                final = isinstance(error, StorageClosed) or (isinstance(error, StorageUnavailable) and error.final)
+                if final or self.slot.lost:
+                    raise
+                failures += 1
+                if failures == 1:
+                    logger.warning("%s waits for the storage: %s", self.address.text, error)
+                await asyncio.sleep(backoff(failures, *PAUSES))

@@ -9,16 +9,18 @@ from typing import Any, Final
 
 from stepwell.engine import replaced
 from stepwell.errors import InvalidOption
-from stepwell.options import check, check_text, seconds_of
+from stepwell.options import check, check_instance, check_text, seconds_of
 from stepwell.texts import fit
 from stepwell.turns.base import AttemptBase
 from stepwell.turns.policy import cut
 from stepwell.turns.record import Answer, OpenQuestion, Running, TurnTable, question_part
 
-__all__ = ["PRESS", "Decision", "Questions", "earliest_deadline", "press_data"]
+__all__ = ["MARK", "PRESS", "Decision", "Questions", "earliest_deadline", "press_data"]
 
 #: The beginning of the data of a button that answers a question.
 PRESS: Final = "turn:"
+#: How much of the digest of a question the data of its buttons has, which Telegram limits to 64 bytes.
+MARK: Final = 8
 #: The most options of a question.
 MOST_OPTIONS: Final = 20
 #: Seconds after an answer before the claim is released again for the other questions.
@@ -72,9 +74,12 @@ class Decision:
         return f"<Decision {self.choice!r} by {self.by!r}>"
 
 
-def press_data(turn: str, number: int, option: int) -> str:
-    """Return the data of the button for an option of a question."""
-    return f"{PRESS}{turn}:{number}:{option}"
+def press_data(turn: str, question: OpenQuestion, option: int) -> str:
+    """Return the data of the button for an option of a question.
+
+    It names what is asked, so that a button never answers another question that a later attempt has asked instead.
+    """
+    return f"{PRESS}{turn}:{question.number}:{option}:{question.digest[:MARK]}"
 
 
 def earliest_deadline(questions: Iterable[OpenQuestion]) -> float | None:
@@ -113,7 +118,10 @@ class Questions:
         check_text(text, "ask() takes a text, got {}")
         chosen = () if reply else _checked_options(options)
         seconds = None if timeout is None else seconds_of(timeout, "ask(timeout={}): give seconds, or '24h'")
+        check_instance(reply, bool, "ask(reply=...) is True or False, not {}")
         allowed = None if approvers is None else tuple(approvers)
+        for each in allowed or ():
+            check_instance(each, (int, str), "ask(approvers=...) takes the ids of people, not {}")
         attempt = self._attempt
         digest = self._digest(text, chosen, about)
         number = self._number(digest)
@@ -181,7 +189,7 @@ class Questions:
         card = {"method": "sendMessage", **attempt.where, "text": text, **params}
         if question.options and "reply_markup" not in params:
             buttons = [
-                {"text": option, "callback_data": press_data(attempt.turn_id, question.number, place)}
+                {"text": option, "callback_data": press_data(attempt.turn_id, question, place)}
                 for place, option in enumerate(question.options)
             ]
             rows = [buttons] if len(buttons) <= IN_ONE_ROW else [[button] for button in buttons]

@@ -19,7 +19,7 @@ from stepwell.engine import (
     masked_text,
     replaced,
 )
-from stepwell.errors import BotApiError, BotUnavailable, Conflict, StepwellError
+from stepwell.errors import BotApiError, BotUnavailable, Conflict, LeaseLost, StepwellError, StorageError
 from stepwell.fsm.engine import report_refusal
 from stepwell.texts import MakeCall, fit
 from stepwell.turns.base import RunnerBase, Send, TurnsBase
@@ -42,6 +42,7 @@ from stepwell.turns.running.attempt import Attempt
 from stepwell.turns.running.held import HeldRecord
 from stepwell.turns.running.question import earliest_deadline, with_timeouts
 from stepwell.turns.running.stream import Stream
+from stepwell.turns.running.tools import without_exit
 
 __all__ = ["Runner"]
 
@@ -85,13 +86,14 @@ class Runner(RunnerBase):
         await record.load()
         attempt = self._suspended_of(record)
         try:
+            if not await self.deliver(record):
+                if attempt is not None:
+                    self.suspended[record.address] = attempt
+                return None
+            if attempt is not None and not await self._resume(attempt, record):
+                return None
             while True:
-                if not await self.deliver(record):
-                    return None
-                if attempt is None:
-                    attempt = await self._begin(record)
-                elif not await self._resume(attempt, record):
-                    return None
+                attempt = attempt or await self._begin(record)
                 if attempt is None:
                     return None
                 while not await self._driven(attempt):
@@ -102,8 +104,7 @@ class Runner(RunnerBase):
                     return None
                 attempt = None
         except asyncio.CancelledError:
-            if attempt is not None:
-                await asyncio.shield(self._leave(attempt))
+            await asyncio.shield(self._leave(record, attempt))
             raise
         except Conflict as error:
             # Another worker has the conversation.
@@ -112,6 +113,12 @@ class Runner(RunnerBase):
                 attempt.abandon()
                 await attempt.cancel()
             return None
+        except Exception:
+            # The next attempt begins after the lease.
+            if attempt is not None and self.suspended.get(record.address) is not attempt:
+                attempt.abandon()
+                await attempt.cancel()
+            raise
 
     async def _driven(self, attempt: Attempt) -> bool:
         """Wait until the handler has ended, and return ``True``; ``False`` if it waits for people only."""
@@ -171,24 +178,30 @@ class Runner(RunnerBase):
         """Send the stored calls in order, and remove each; ``False`` if one cannot be sent now."""
         async with record.sending:
             while names := sorted(name for name in record.parts if name.startswith("s:")):
-                if not await self._deliver_first(record, names):
-                    return False
+                for place, name in enumerate(names, 1):
+                    if not await self._deliver_one(record, name, is_last=place == len(names)):
+                        return False
         return True
 
-    async def _deliver_first(self, record: HeldRecord, names: list[str]) -> bool:
-        call = record.seal.value("p", names[0], record.parts[names[0]])
-        await record.slot.check()
+    async def _deliver_one(self, record: HeldRecord, name: str, *, is_last: bool) -> bool:
+        call = record.seal.value("p", name, record.parts[name])
+        await record.persist(record.slot.check)
         try:
-            await call_function(self.send, call)
-        except Exception as error:  # noqa: BLE001 it is logged, and the call is tried again or dropped
+            await without_exit("the sender", call_function(self.send, call))
+        except (Exception, asyncio.CancelledError) as error:
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and (task is None or task.cancelling()):
+                raise
+            # It is logged, and the call is tried again or dropped.
             failures = record.table.send_failures + 1
             if not await self._is_final(record, call, error, failures):
                 await self._send_later(record, failures)
                 return False
-        await record.write(_sent, {names[0]: None}, keep=_always if len(names) > 1 else _has_work)
+        # Until the last one is sent, a worker looks after the others.
+        await record.write(_sent if is_last else _sent_one, {name: None}, keep=_has_work if is_last else _always)
         return record.slot.holding
 
-    async def _is_final(self, record: HeldRecord, call: Mapping[str, Any], error: Exception, failures: int) -> bool:
+    async def _is_final(self, record: HeldRecord, call: Mapping[str, Any], error: BaseException, failures: int) -> bool:
         """Return whether a call that failed is dropped."""
         method = call.get("method")
         if isinstance(error, BotApiError) and not isinstance(error, BotUnavailable):
@@ -209,9 +222,10 @@ class Runner(RunnerBase):
 
         def later(table: TurnTable) -> TurnTable:
             turn = table.turn
-            if turn is not None and turn.runner == slot.guard.token and record.address not in self.running:
-                # It was taken with the end of the last one, and has not begun.
-                turn = replaced(turn, paused=True, check=at)
+            if turn is not None and record.address not in self.running:
+                # It may have been taken with the end of the last one, and has not begun.
+                check = None if turn.check is None else max(turn.check, at)
+                turn = replaced(turn, paused=turn.paused or turn.runner == slot.guard.token, check=check)
             return replaced(table, turn=turn, send_at=at, send_failures=failures)
 
         await record.write(later, keep=lambda table: record.address in self.running)
@@ -335,7 +349,7 @@ class Runner(RunnerBase):
         record, task = attempt.record, attempt.task
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         turn = record.table.turn
-        if attempt.lost or isinstance(error, Conflict) or turn is None:
+        if attempt.lost or turn is None:
             await attempt.end_display()
             return
         stopped = attempt.stop_reason is not None
@@ -343,11 +357,19 @@ class Runner(RunnerBase):
             await attempt.end_display()
             await self._end_failed(record, turn, error)
             return
-        calls, entries = await self._outcome(attempt, attempt.stop_reason)
         if stopped and error is not None and not isinstance(error, asyncio.CancelledError):
             logger.error("the handler of turn %s raised while it was stopped", turn.id, exc_info=error)
-        await self._write_end(record, turn, calls, entries, "stopped" if stopped else "answered")
-        await self.deliver(record)
+        try:
+            calls, entries = await self._outcome(attempt, attempt.stop_reason)
+            await self._write_end(record, turn, calls, entries, "stopped" if stopped else "answered")
+        except (Conflict, StorageError):
+            raise
+        except Exception as refused:  # noqa: BLE001 it is logged, and the turn fails
+            # Its answer or its entries cannot be stored.
+            await attempt.end_display()
+            await self._end_failed(record, turn, refused)
+        else:
+            await self.deliver(record)
 
     async def _outcome(self, attempt: Attempt, reason: StopReason | None) -> tuple[list[dict[str, Any]], list[Any]]:
         """Return the calls to send, and the entries of the history. ``reason``: why it was stopped."""
@@ -401,7 +423,7 @@ class Runner(RunnerBase):
             why = f"its process has ended {turn.attempt} times"
             logger.error("turn %s at %s has failed: %s", turn.id, record.address.text, why)
         else:
-            why = masked_text(f"{type(error).__name__}: {error}")[:LONGEST_ERROR]
+            why = _error_text(error)
             logger.error("the handler of turn %s at %s has failed", turn.id, record.address.text, exc_info=error)
         where = self.turns.where_of(record, turn)
         note = await self.turns.failure_calls(where, why)
@@ -411,9 +433,14 @@ class Runner(RunnerBase):
             "id": turn.id, "messages": messages, "error": why, "attempts": turn.attempt, "started": turn.started,
             "ended": record.slot.time(), "parts": _own_parts(record, turn),
         }  # fmt: skip
-        await self._write_end(
-            record, turn, note, [], "failed", failed={part: record.seal.seal("p", part, kept)}, error=why
-        )
+        failed = {part: record.seal.seal("p", part, kept)}
+        try:
+            await self._write_end(record, turn, note, [], "failed", failed=failed, error=why)
+        except (Conflict, StorageError):
+            raise
+        except Exception:
+            logger.exception("the calls that tell of the failed turn %s cannot be stored", turn.id)
+            await self._write_end(record, turn, [], [], "failed", failed=failed, error=why)
         await self.deliver(record)
 
     async def _write_end(
@@ -431,15 +458,16 @@ class Runner(RunnerBase):
         slot, seal, turns = record.slot, record.seal, self.turns
         # Each piece of a long text is stored and sent on its own.
         calls = fit(calls, turns.formatting)
-        dropped_failures: list[str] = []
+        kept_failures: tuple[str, ...] = ()
+        dropped_failures: tuple[str, ...] = ()
 
-        def after(table: TurnTable) -> TurnTable | None:
-            if table.turn is None or table.turn.id != turn.id:
-                # An earlier try whose answer was lost has written it.
-                return None
+        def after(table: TurnTable) -> TurnTable:
+            nonlocal kept_failures, dropped_failures
+            if table.turn is None or table.turn.id != turn.id or table.turn.runner != turn.runner:
+                raise LeaseLost(record.address.text)
             ended = self._advanced(table, slot)
-            ids, dropped = _kept((*table.failed, turn.id) if failed else table.failed)
-            dropped_failures[:] = dropped
+            ids, dropped_failures = _kept((*table.failed, turn.id) if failed else table.failed)
+            kept_failures = ids
             return replaced(
                 ended, next_call=table.next_call + len(calls), failed=ids,
                 send_at=slot.time() if calls else ended.send_at,
@@ -461,35 +489,39 @@ class Runner(RunnerBase):
             return {**changed, **(failed or {})}
 
         bodies = [seal.json(entry, record.storage.limits.item).encode() for entry in entries]
-        if not await record.write(
+        await record.write(
             after,
             parts,
             entries=bodies,
             keep=lambda table: bool(calls) or _has_work(table),
-            tags=lambda tags: turns.tags_with(tags, failed=bool(failed or record.table.failed)),
-        ):
-            # The table and the calls that the earlier try has written.
-            await record.load()
+            tags=lambda tags: turns.tags_with(tags, failed=bool(kept_failures)),
+        )
         turns.ended(record.address, turn, slot.now, how, error)
 
-    async def _leave(self, attempt: Attempt) -> None:
+    async def _leave(self, record: HeldRecord, attempt: Attempt | None) -> None:
         """Leave a turn to the next worker, because this one stops. Its attempt goes on there and is not counted."""
-        await attempt.cancel()
-        if attempt.lost or attempt.stop_reason is not None:
-            return
-        record = attempt.record
+        has_ended = False
+        if attempt is not None:
+            has_ended = attempt.task_ended or attempt.stop_reason is not None
+            await attempt.cancel()
+            if attempt.lost:
+                return
 
-        def paused(table: TurnTable) -> TurnTable:
-            turn = attempt.own(table)
+        def paused(table: TurnTable) -> TurnTable | None:
+            turn = table.turn
+            if turn is None or turn.asking or turn.runner != record.slot.guard.token:
+                return None
             return replaced(table, turn=replaced(turn, paused=True, check=record.slot.time()))
 
         try:
             async with asyncio.timeout(STOP_TIMEOUT):
-                if record.slot.holding:
-                    await record.write(paused, keep=lambda table: False)
+                turn = record.table.turn
+                if attempt is not None and has_ended and turn is not None and turn.id == attempt.turn_id:
+                    await self._end(attempt)
+                if record.slot.holding and await record.write(paused, keep=lambda table: False):
                     self.turns.wake()
         except (StepwellError, TimeoutError) as error:
-            logger.warning("turn %s goes on after its lease: %s", attempt.turn_id, error)
+            logger.warning("the turn at %s goes on after its lease: %s", record.address.text, error)
 
 
 def _kept(failed: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -523,6 +555,20 @@ def _has_turn(table: TurnTable) -> bool:
 def _has_work(table: TurnTable) -> bool:
     """Return whether the claim is needed after calls were sent."""
     return table.turn is not None and not table.turn.asking
+
+
+def _error_text(error: BaseException) -> str:
+    name = type(error).__name__
+    try:
+        text = f"{name}: {error}"
+    except Exception:  # noqa: BLE001 an error whose text cannot be read
+        text = name
+    # The name of a file may contain what no text has.
+    return masked_text(text.encode("utf-8", "replace").decode())[:LONGEST_ERROR]
+
+
+def _sent_one(table: TurnTable) -> TurnTable:
+    return replaced(table, send_failures=0) if table.send_failures else table
 
 
 def _sent(table: TurnTable) -> TurnTable:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from typing import Any, TypeVar, overload
 
 from stepwell.effects import Effect, Replay, check_replay
 from stepwell.engine import call_function, quoted
-from stepwell.errors import KeptError, StepwellError, UnknownOutcome
+from stepwell.errors import KeptError, StepwellError, UnknownOutcome, UsageError
 from stepwell.options import check_function
 from stepwell.turns.base import AttemptBase
 from stepwell.turns.record import tool_prefix
 from stepwell.turns.running.turn import Turn
 
-__all__ = ["Tools", "current_turn", "tool"]
+__all__ = ["Tools", "current_turn", "tool", "without_exit"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -79,6 +79,15 @@ def tool(function: Any = None, /, *, replay: Replay = "never") -> Any:
         return called
 
     return decorate if function is None else decorate(function)
+
+
+async def without_exit(what: str, work: Awaitable[Any]) -> Any:
+    """Wait for some work of the program. It cannot end the program, which runs other turns."""
+    try:
+        return await work
+    except (SystemExit, KeyboardInterrupt) as error:
+        # Raised in a task, it would end the loop.
+        raise UsageError(f"{what} raised {type(error).__name__}; it cannot end the program") from error
 
 
 class Tools:
@@ -154,7 +163,7 @@ class Tools:
         ]
 
     async def _run(self, part: str, intent: Effect, function: Callable[[], Any]) -> Any:
-        task = asyncio.ensure_future(call_function(function))
+        task = asyncio.ensure_future(without_exit(f"the tool {intent.name}", call_function(function)))
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError:
