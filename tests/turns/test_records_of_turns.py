@@ -104,18 +104,19 @@ async def test_a_running_turn_whose_user_is_forgotten_writes_and_sends_nothing(b
 
 
 class LosesResults(MemoryStorage):
-    """Applies the write that ends a turn, and loses its result."""
+    """Applies the first write that ends a turn, or that steers it, and loses its result."""
 
     lost = 0
+    steers = False
 
     async def perform(self, operation: Operation) -> Any:
         result = await super().perform(operation)
-        ends = isinstance(operation, Apply) and any(
-            name.startswith("i:") and text is None for name, text in operation.change.parts.items()
+        ends = isinstance(operation, Apply) and (
+            self.steers or any(name.startswith("i:") and text is None for name, text in operation.change.parts.items())
         )
         if ends and not self.lost:
             self.lost += 1
-            raise OutcomeUnknown("the connection broke before the result arrived")
+            raise OutcomeUnknown(operation.address.text, "the connection broke before the result arrived")
         return result
 
 
@@ -137,3 +138,22 @@ async def test_a_turn_whose_end_is_stored_but_not_confirmed_does_not_run_again()
         assert storage.lost == 1
     assert runs == ["one", "two"]
     assert people.texts == ["one", "two"]
+
+
+async def test_a_message_that_steers_is_given_to_the_handler_if_its_write_is_not_confirmed() -> None:
+    storage, people = LosesResults(), People()
+    turns = Turns("bot", storage=storage, collect=0.0, on_busy="steer")
+
+    @turns.handler
+    async def answer(turn: Turn) -> None:
+        await turns.admit(people.message("two"))
+        storage.steers = True
+        found = await turn.steered()
+        storage.steers = False
+        turn.answer(" ".join(message.text for message in found))
+
+    async with working(turns, people):
+        await turns.admit(people.message("one"))
+        assert await people.answered() == ["two"]
+        await state_of(turns, "idle")
+    assert storage.lost == 1

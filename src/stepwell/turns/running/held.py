@@ -111,6 +111,7 @@ class HeldRecord:
                 return None
             after = change(before)
             if after is None:
+                self.table = before
                 return None
             after = replaced(after, write=mark)
             chosen = dict((parts(before, after) if callable(parts) else parts) or {})
