@@ -64,8 +64,6 @@ class Attempt(AttemptBase):
         self.stop_reason: StopReason | None = None
         #: What the chat shows.
         self.display: Display = Display(self, runner.try_call, self.formatting, turn.cuts)
-        #: The numbers of the messages that the handler has got.
-        self._given = {each.seq for each in turn.messages}
         self._busy = 0
         self._suspended = asyncio.Event()
         #: Set when a suspended attempt goes on.
@@ -152,19 +150,15 @@ class Attempt(AttemptBase):
 
         def moved(table: TurnTable) -> TurnTable | None:
             nonlocal found
-            turn, waiting = self.own(table), table.waiting
-            # The write of an earlier try may have been stored, and its result lost.
-            found = tuple(each for each in turn.messages if each.seq not in self._given) + waiting
-            if not waiting:
+            turn, found = self.own(table), table.waiting
+            if not found:
                 return None
-            turn = replaced(turn, messages=turn.messages + waiting)
+            turn = replaced(turn, messages=turn.messages + found)
             return replaced(table, turn=turn, waiting=(), window=None)
 
         with self.busy():
-            await self.write(moved)
-            if not found:
+            if not await self.write(moved):
                 return []
-            self._given.update(each.seq for each in found)
             await self.record.read_parts([message_part(each.seq) for each in found])
         messages = [self._message(each.seq) for each in found]
         self.turn.messages += messages
