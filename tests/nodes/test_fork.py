@@ -153,6 +153,8 @@ async def test_what_cannot_be_forked_is_refused_with_what_to_do(storage: Storage
         await flow.fork("r", at="a", flow_id="queued")
     with pytest.raises(Unstorable):
         await flow.fork("r", at="a", shared={"bad": object()})
+    with pytest.raises(InvalidOption, match=r"shared=\[1\]: give a dict with the fields to change"):
+        await flow.fork("r", at="a", shared=[1])  # type: ignore[arg-type]
     with pytest.raises(FlowChanged, match="not of 'g'"):
         await linear(A(name="a"), name="g", storage=storage).fork("r", at="a")
     with pytest.raises(InvalidOption, match="the runs that you name"):

@@ -213,6 +213,12 @@ async def test_each_debounced_call_delays_the_start_and_gives_its_data(storage: 
     assert {handle.id for handle in handles} == {"r"}
 
 
+async def test_a_debounced_call_needs_the_id_that_it_delays(storage: Storage) -> None:
+    flow, _ = logged(storage)
+    with pytest.raises(InvalidOption, match=r"debounce=2 delays the run of an id: give flow_id=, too"):
+        await flow.submit({"name": "a"}, debounce=2)
+
+
 @pytest.mark.every_backend
 async def test_a_debounced_run_starts_at_most_so_late(storage: Storage, clock: Clock) -> None:
     flow, _ = logged(storage)

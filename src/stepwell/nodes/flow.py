@@ -42,7 +42,7 @@ from stepwell.nodes.run.waits import Answered
 from stepwell.nodes.stream import StreamEntry, follow
 from stepwell.nodes.walk.execution import Execution, check_concurrency
 from stepwell.nodes.walk.runner import drive, run_root
-from stepwell.options import check_choice, check_whole
+from stepwell.options import check_choice, check_instance, check_whole
 from stepwell.storage.urls import as_storage
 
 if TYPE_CHECKING:
@@ -281,8 +281,9 @@ class NodeFlow(NodeGraph):
         :param timeout: the seconds after which the run is cancelled if it has not ended, from now on.
         :param on_exists: what to do if a run of this id exists: ``"return"`` it whatever its data is, ``"raise"``
             ``RunExists``, ``"replace"`` the data of a run that has not started, or ``"restart"`` one that has ended.
-        :param debounce: start after so many seconds without another call for this id. Each call before the start has
-            the run work on its own data. A call after the start begins another run, whose id ends with ``~2``.
+        :param debounce: start after so many seconds without another call for this ``flow_id``, which it needs. Each
+            call before the start has the run work on its own data. A call after the start begins another run, whose id
+            ends with ``~2``.
         :param at_most: with ``debounce``, the most seconds from the first call to the start.
         :param merge: with ``debounce``, a ``def`` that gets the data of the run and that of the call, and returns the
             data to run with.
@@ -498,6 +499,7 @@ class NodeFlow(NodeGraph):
         :param flow_id: the id of the new run; by default a new one.
         :param keep: as for :meth:`submit`.
         """
+        check_instance(shared, Mapping, "shared={}: give a dict with the fields to change, or None", optional=True)
         async with storage_for(self, storage) as found:
             forked = await fork(
                 self,

@@ -72,6 +72,8 @@ async def submit(
             f"connection= and {option} exclude each other: a run that exists would be locked until the end of your "
             "transaction"
         )
+    if how.debounce is not None and flow_id is None:
+        raise InvalidOption(f"debounce={how.debounce:g} delays the run of an id: give flow_id=, too")
     number = 1
     while True:
         name = given if number == 1 else f"{given}~{number}"
