@@ -80,6 +80,60 @@ def test_max_retries_and_wait_are_positional_as_in_pocketflow():
     assert (node.max_retries, node.wait) == (3, 10)
 
 
+def test_a_class_may_set_what_its_nodes_get_as_arguments():
+    class Careful(Node):
+        max_retries, wait, timeout, retry_on = 3, 0.2, 5.0, (OSError, ValueError)
+
+    class Hasty(Careful):
+        wait = 0
+
+    class Defaults:
+        backoff = 2
+
+    class Mixed(Defaults, Hasty):
+        pass
+
+    class Items(BatchNode):
+        max_retries = 2
+
+    node = Careful()
+    assert (node.max_retries, node.wait, node.timeout, node.retry_on) == (3, 0.2, 5.0, (OSError, ValueError))
+    assert node._policy.max_retries == 3
+    assert (Careful(1).max_retries, Careful(wait=0).wait) == (1, 0)
+    assert (Hasty().max_retries, Hasty().wait, Mixed().backoff, Mixed().wait, Items().max_retries) == (3, 0, 2, 0, 2)
+    node.max_retries = 4
+    assert (node._policy.max_retries, Node().max_retries) == (4, 1)
+
+    class Wrong(Node):
+        max_retries = 0
+
+    with pytest.raises(InvalidOption, match="max_retries=0"):
+        Wrong()
+
+
+async def test_an_exec_is_tried_as_often_as_its_class_says():
+    calls = []
+
+    class Flaky(Node):
+        max_retries = 3
+
+        async def exec(self, prep_res):
+            calls.append(prep_res)
+            raise OSError
+
+    with pytest.raises(OSError):
+        await linear(Flaky()).run({})
+    assert len(calls) == 3
+
+
+def test_a_method_named_like_a_setting_stays_a_method():
+    class Waits(Node):
+        def wait(self):
+            return "waited"
+
+    assert (Waits().wait(), Waits()._policy.wait) == ("waited", 0)
+
+
 def test_waits_grow_by_the_backoff_and_vary_by_the_jitter():
     policy = ExecPolicy(max_retries=10, wait=2, backoff=3)
     assert [policy.delay(n) for n in (1, 2, 3)] == [2, 6, 18]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 from stepwell.nodes.graph.base import END, BaseNode, End, Exec, Prep
 from stepwell.nodes.graph.hooks import is_async
-from stepwell.nodes.graph.policy import ExecPolicy, Setting
+from stepwell.nodes.graph.policy import ExecPolicy, Setting, declared_settings
 from stepwell.nodes.walk.attempts import attempt_node
 
 if TYPE_CHECKING:
@@ -38,21 +38,25 @@ class Node(BaseNode, Generic[Prep, Exec]):
             def post(self, shared, text, count):
                 shared["words"] = count
 
-    :param max_retries: the total number of attempts of ``exec``, at least 1.
-    :param wait: seconds between two attempts.
-    :param backoff: the factor by which ``wait`` grows with each further attempt.
-    :param jitter: the most seconds that are added to each wait, at random.
-    :param retry_on: the exception class, or a tuple of them, to retry on.
+    A class may set these arguments for its nodes, for example ``max_retries = 3``; an argument overrides its class.
+
+    :param max_retries: the total number of attempts of ``exec``, at least 1, by default 1.
+    :param wait: seconds between two attempts, by default 0.
+    :param backoff: the factor by which ``wait`` grows with each further attempt, by default 1.
+    :param jitter: the most seconds that are added to each wait, at random, by default 0.
+    :param retry_on: the exception class, or a tuple of them, to retry on, by default ``Exception``.
     :param timeout: seconds that one attempt may take. The thread of a ``def exec`` cannot be stopped:
         it runs to its end, and its result is ignored.
     :param inline: run a ``def exec`` on the event loop; for quick work.
     :param replay: what a durable run does if its process died while ``exec`` ran. ``"safe"``: the node runs again.
         ``"never"``: it does not, because it may have acted on the world. The run takes the edge ``"unknown"`` of the
         node, or is ``stuck`` until somebody calls ``flow.complete()`` or ``flow.retry()``. It costs two more writes.
-        It may be an attribute of the class too.
     """
 
     _settings: ClassVar[tuple[str, ...]] = (*BaseNode._settings, "_policy", "exec", "exec_fallback")
+
+    #: The settings that the class has as attributes.
+    _declared: ClassVar[dict[str, Any]] = {}
 
     max_retries: Setting[int] = Setting()
     wait: Setting[float] = Setting()
@@ -65,32 +69,34 @@ class Node(BaseNode, Generic[Prep, Exec]):
 
     def __init__(
         self,
-        max_retries: int = 1,
-        wait: float = 0,
+        max_retries: int | None = None,
+        wait: float | None = None,
         *,
         name: str | None = None,
-        backoff: float = 1,
-        jitter: float = 0,
-        retry_on: type[Exception] | tuple[type[Exception], ...] = Exception,
+        backoff: float | None = None,
+        jitter: float | None = None,
+        retry_on: type[Exception] | tuple[type[Exception], ...] | None = None,
         timeout: float | None = None,
-        inline: bool = False,
+        inline: bool | None = None,
         replay: Replay | None = None,
     ) -> None:
         super().__init__(name=name)
-        declared: Any = type(self).replay
-        if not isinstance(declared, Setting):
-            # An attribute of the class, which replaces the setting.
-            self.replay = replay = replay or declared
-        self._policy = ExecPolicy(
-            max_retries=max_retries,
-            wait=wait,
-            backoff=backoff,
-            jitter=jitter,
-            retry_on=retry_on,
-            timeout=timeout,
-            inline=inline,
-            replay=replay or "safe",
-        )
+        given = {
+            "max_retries": max_retries,
+            "wait": wait,
+            "backoff": backoff,
+            "jitter": jitter,
+            "retry_on": retry_on,
+            "timeout": timeout,
+            "inline": inline,
+            "replay": replay,
+        }
+        settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        self._policy = ExecPolicy(**{**self._declared, **settings})
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls._declared = declared_settings(cls)
 
     if TYPE_CHECKING:
 

@@ -68,15 +68,15 @@ class BatchNode(Node[Any, Any], Generic[Prep, Exec]):
 
     def __init__(
         self,
-        max_retries: int = 1,
-        wait: float = 0,
+        max_retries: int | None = None,
+        wait: float | None = None,
         *,
         name: str | None = None,
-        backoff: float = 1,
-        jitter: float = 0,
-        retry_on: type[Exception] | tuple[type[Exception], ...] = Exception,
+        backoff: float | None = None,
+        jitter: float | None = None,
+        retry_on: type[Exception] | tuple[type[Exception], ...] | None = None,
         timeout: float | None = None,
-        inline: bool = False,
+        inline: bool | None = None,
         replay: Replay | None = None,
         concurrency: int = 1,
         on_error: OnError = "stop",
@@ -98,7 +98,7 @@ class BatchNode(Node[Any, Any], Generic[Prep, Exec]):
         if executor is not None:
             if not (isinstance(executor, Executor) or callable(executor)):
                 raise InvalidOption(f"executor={quoted(executor)}: give a concurrent.futures.Executor, or a function")
-            if inline or timeout is not None:
+            if self.inline or self.timeout is not None:
                 raise InvalidOption("an executor supports neither inline= nor timeout=: remove them, or the executor")
         self.concurrency: int = concurrency
         self.on_error: OnError = on_error

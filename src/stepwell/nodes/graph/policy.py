@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from inspect import getattr_static
 from typing import Any, Generic, Self, TypeVar, overload
 
 from stepwell._secrets import quoted
@@ -11,7 +12,7 @@ from stepwell.effects import Replay, check_replay
 from stepwell.errors import InvalidOption
 from stepwell.options import check_number, check_whole
 
-__all__ = ["ExecPolicy", "Setting"]
+__all__ = ["ExecPolicy", "Setting", "declared_settings"]
 
 T = TypeVar("T")
 
@@ -71,3 +72,23 @@ class Setting(Generic[T]):
 
     def __set__(self, node: Any, value: T) -> None:
         node._policy = replace(node._policy, **{self._name: value})
+
+
+def declared_settings(cls: type) -> dict[str, Any]:
+    """Return the settings that a class of nodes or its bases have as plain attributes, such as ``max_retries = 3``.
+
+    The class gets the descriptors back that these attributes have replaced.
+    """
+    declared: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        declared.update(vars(base).get("_declared", {}))
+    for base in cls.__mro__:
+        for name, setting in vars(base).items():
+            if not isinstance(setting, Setting):
+                continue
+            found = getattr_static(cls, name)
+            # A method or a property of this name is no setting.
+            if not hasattr(type(found), "__get__"):
+                declared[name] = found
+                setattr(cls, name, setting)
+    return declared
