@@ -58,14 +58,19 @@ class Node(BaseNode, Generic[Prep, Exec]):
     #: The settings that the class has as attributes.
     _declared: ClassVar[dict[str, Any]] = {}
 
-    max_retries: Setting[int] = Setting()
-    wait: Setting[float] = Setting()
-    backoff: Setting[float] = Setting()
-    jitter: Setting[float] = Setting()
-    retry_on: Setting[type[Exception] | tuple[type[Exception], ...]] = Setting()
-    timeout: Setting[float | None] = Setting()
-    inline: Setting[bool] = Setting()
-    replay: Setting[Replay] = Setting()
+    if TYPE_CHECKING:
+        # A subclass may assign values of these types.
+        max_retries: int
+        wait: float
+        backoff: float
+        jitter: float
+        retry_on: type[Exception] | tuple[type[Exception], ...]
+        timeout: float | None
+        inline: bool
+        replay: Replay
+    else:
+        max_retries, wait, backoff, jitter = Setting(), Setting(), Setting(), Setting()
+        retry_on, timeout, inline, replay = Setting(), Setting(), Setting(), Setting()
 
     def __init__(
         self,

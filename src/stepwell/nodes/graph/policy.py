@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 from inspect import getattr_static
-from typing import Any, Generic, Self, TypeVar, overload
+from typing import Any
 
 from stepwell._secrets import quoted
 from stepwell.effects import Replay, check_replay
@@ -13,8 +13,6 @@ from stepwell.errors import InvalidOption
 from stepwell.options import check_number, check_whole
 
 __all__ = ["ExecPolicy", "Setting", "declared_settings"]
-
-T = TypeVar("T")
 
 #: With a larger exponent a wait would overflow.
 _MOST_BACKOFFS = 64
@@ -57,20 +55,16 @@ class ExecPolicy:
         return wait + random.random() * self.jitter if self.jitter else wait
 
 
-class Setting(Generic[T]):
+class Setting:
     """An attribute of a node that is stored in its :class:`ExecPolicy`, so that a run compares one object."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
-    @overload
-    def __get__(self, node: None, owner: type) -> Self: ...
-    @overload
-    def __get__(self, node: object, owner: type) -> T: ...
     def __get__(self, node: Any, owner: type) -> Any:
         return self if node is None else getattr(node._policy, self._name)
 
-    def __set__(self, node: Any, value: T) -> None:
+    def __set__(self, node: Any, value: Any) -> None:
         node._policy = replace(node._policy, **{self._name: value})
 
 
