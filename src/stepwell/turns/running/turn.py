@@ -78,6 +78,11 @@ class Turn:
         return self.messages[-1].user
 
     @property
+    def bot_name(self) -> str:
+        """The name of the bot, as the turns have it."""
+        return self._attempt.record.bot
+
+    @property
     def bot(self) -> Any:
         """The client of the bot, to call the Bot API at once. Raises ``UsageError`` if the worker has none.
 
