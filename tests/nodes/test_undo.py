@@ -300,7 +300,19 @@ async def test_a_run_whose_nodes_were_undone_does_not_go_on_where_it_failed(stor
         await flow.resume("r")
     with pytest.raises(UsageError, match="were undone"):
         await flow.retry("r")
-    assert await flow.retry() == 0
+
+
+async def test_retrying_several_runs_skips_those_that_were_undone(
+    storage: Storage, caplog: pytest.LogCaptureFixture
+) -> None:
+    undone = saga([], storage=storage)
+    plain = linear(Fails, name="saga", storage=storage)
+    for flow, flow_id in ((undone, "r"), (plain, "s"), (undone, "t")):
+        with pytest.raises(Boom):
+            await flow.run({}, flow_id=flow_id)
+    assert await undone.retry(["r", "s"]) == 1
+    assert await undone.retry() == 0
+    assert caplog.text.count("its completed nodes were undone") == 3
 
 
 @pytest.mark.every_backend

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
@@ -61,6 +62,8 @@ if TYPE_CHECKING:
     from stepwell.nodes.graph.base import BaseFlow
 
 __all__ = ["Retried", "answer", "cancel", "complete", "pause", "retry", "signal", "update"]
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 #: The statuses of runs that can be retried.
 Retried = Literal["failed", "stuck", "paused"]
@@ -329,7 +332,8 @@ async def retry(
         for flow_id in flow_ids:
             if limit is not None and retried >= limit:
                 break
-            retried += await _retry(flow, flow_id, get_args(Retried), storage=storage, named=True, at=at)
+            one = len(flow_ids) == 1
+            retried += await _retry(flow, flow_id, get_args(Retried), storage=storage, named=True, one=one, at=at)
         return retried
     async for run in monitor.runs(storage, flow._title(), status, revision=flow.revision):
         if limit is not None and retried >= limit:
@@ -364,9 +368,13 @@ async def _retry(
     *,
     storage: Storage,
     named: bool = False,
+    one: bool = False,
     at: moving.At | None = None,
 ) -> bool:
-    """Put a run into its queue again. ``named``: raise ``UsageError`` if its parent was cancelled, else skip it."""
+    """Put a run into its queue again.
+
+    ``named``: raise ``UsageError`` if its parent was cancelled, else skip it. ``one``: raise it if the run was undone.
+    """
     try:
         async with lease.hold(storage, flow_id, wait=0) as slot:
             table = held_table(slot)
@@ -374,8 +382,9 @@ async def _retry(
                 return False
             _check_flow(flow, flow_id, slot.place, "retried")
             if at is None and table["status"] == "failed" and "undone" in table:
-                if named:
+                if one:
                     raise runs.undone_error(flow_id)
+                logger.warning("run %s was not retried: its completed nodes were undone", quoted(flow_id))
                 return False
             if "parent" in table and await children.is_cancelled(storage, table["parent"]):
                 if named:
