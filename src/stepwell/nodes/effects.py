@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol
 
 from stepwell.codec import Seal
-from stepwell.effects import Effect, Replay
+from stepwell.codec.effects import Effect, Replay
 from stepwell.errors import KeptError, NodeTimeout, Parked, UnknownOutcome, Unstorable
 
 __all__ = [

@@ -11,7 +11,7 @@ from stepwell.nodes.graph.policy import ExecPolicy, Setting, declared_settings
 from stepwell.nodes.walk.attempts import attempt_node
 
 if TYPE_CHECKING:
-    from stepwell.effects import Replay
+    from stepwell.codec.effects import Replay
     from stepwell.nodes.graph.base import PostResult
     from stepwell.nodes.graph.plan import Build, Stage, Strategy
 

@@ -10,7 +10,7 @@ from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from stepwell._secrets import quoted
-from stepwell.effects import Replay, check_replay
+from stepwell.codec.effects import Replay, check_replay
 from stepwell.errors import UsageError
 from stepwell.nodes.control.options import checked_params
 from stepwell.nodes.effects import inside_effect

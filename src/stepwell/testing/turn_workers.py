@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Any, Final
 
 from stepwell._secrets import quoted
-from stepwell.effects import Effect
+from stepwell.codec.effects import Effect
 from stepwell.engine import decoder
 from stepwell.errors import InvalidOption, Unsupported, UsageError
 from stepwell.fsm import BotMethods, Router

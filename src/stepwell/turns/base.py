@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeAlias, TypeVar
 
 from stepwell import Storage
-from stepwell.effects import Replay
+from stepwell.codec.effects import Replay
 from stepwell.engine import Address
 from stepwell.fsm import Update
 from stepwell.texts import Formatting, MakeCall

@@ -91,7 +91,10 @@ def subscribe(callback: TurnSubscriber) -> Callable[[], None]:
 
     Example::
 
+        from stepwell.turns import subscribe
+
         unsubscribe = subscribe(print)
+        unsubscribe()
     """
     everywhere.append(callback)
     return lambda: everywhere.remove(callback) if callback in everywhere else None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stepwell import Storage
-from stepwell.effects import Effect
+from stepwell.codec.effects import Effect
 from stepwell.engine import Address, Seal, Stored, decode_key
 from stepwell.turns.message import Message
 from stepwell.turns.record import (

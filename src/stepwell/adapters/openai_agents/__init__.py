@@ -1,4 +1,4 @@
-"""OpenAI Agents SDK: agents in the turns of a chat, and the history of a session in a Stepwell storage.
+"""OpenAI Agents SDK: agents in the turns of a chat, and sessions in a Stepwell storage.
 
 ::
 

@@ -18,7 +18,7 @@ from stepwell.nodes.walk.execution import check_concurrency
 from stepwell.nodes.walk.on_error import OnError, check_on_error
 
 if TYPE_CHECKING:
-    from stepwell.effects import Replay
+    from stepwell.codec.effects import Replay
     from stepwell.nodes.graph.base import PostResult
     from stepwell.nodes.graph.plan import Build, Stage, Strategy
 

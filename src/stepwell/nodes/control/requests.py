@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from stepwell._secrets import quoted
 from stepwell.codec import check_name
-from stepwell.effects import Effect
+from stepwell.codec.effects import Effect
 from stepwell.errors import (
     AlreadyHeld,
     Busy,

@@ -8,7 +8,7 @@ from inspect import getattr_static
 from typing import Any
 
 from stepwell._secrets import quoted
-from stepwell.effects import Replay, check_replay
+from stepwell.codec.effects import Replay, check_replay
 from stepwell.errors import InvalidOption
 from stepwell.options import check_number, check_whole
 

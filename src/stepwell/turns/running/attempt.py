@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
-from stepwell.effects import Replay
+from stepwell.codec.effects import Replay
 from stepwell.engine import Change, Get, Stored, decode_key, replaced
 from stepwell.errors import Conflict, LeaseLost, StepwellError, UsageError
 from stepwell.fsm import keys

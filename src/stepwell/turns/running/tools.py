@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from typing import Any, TypeVar, overload
 
-from stepwell.effects import Effect, Replay, check_replay
+from stepwell.codec.effects import Effect, Replay, check_replay
 from stepwell.engine import call_function, quoted
 from stepwell.errors import KeptError, StepwellError, UnknownOutcome, UsageError
 from stepwell.options import check_function

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
-from stepwell.effects import Replay
+from stepwell.codec.effects import Replay
 from stepwell.errors import UsageError
 from stepwell.fsm import BotMethods, keys
 from stepwell.fsm.engine import Peer, check_parameters
