@@ -34,6 +34,10 @@ class Workers:
     ) -> None:
         check_whole(count, "workers must be 1 or more, got {}", least=1)
         if isinstance(bot, Turns):
+            if storage is None and not isinstance(bot.storage.clock, Clock):
+                # A turn needs time that the test moves.
+                bot.move_to(MemoryStorage(clock=clock or Clock()))
+                clock = None
             bot = bot.as_router()
         if isinstance(bot, Router):
             if storage is not None or clock is not None or count > 1:
