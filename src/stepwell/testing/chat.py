@@ -39,8 +39,8 @@ class Chat:
     A pressed button that the bot does not answer with ``answerCallbackQuery`` gets an empty answer, which ``calls`` has
     too, because a runner does the same.
 
-    A bot may also be ``Turns``, which then use a storage in memory, or have some attached. Its turns run in ``ask`` and ``advance``; see ``advance``. Use
-    ``async with`` then, which ends them::
+    A bot may also be ``Turns``, which then use a storage in memory, or have some attached. Its turns run in ``ask``
+    and ``advance``; see ``advance``. Use ``async with`` then, which ends them::
 
         async with Chat(turns) as chat:
             assert await chat.ask("hi") == ["Hello"]
