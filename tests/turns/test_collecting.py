@@ -193,4 +193,3 @@ async def test_wrong_options_and_handlers_are_refused() -> None:
     with pytest.raises(UsageError, match="no handler"):
         async with turns.worker(send=print):
             pass
-    made(MemoryStorage())[0]

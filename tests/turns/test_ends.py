@@ -66,7 +66,7 @@ class WithoutGuard(MemoryStorage):
         return await super().perform(operation)
 
 
-async def test_a_build_without_the_guard_strands_some(constants: Constants) -> None:
+async def test_a_build_without_the_guard_strands_some() -> None:
     assert await strand(echo(WithoutGuard()), 1000, 0.0) != []
 
 
