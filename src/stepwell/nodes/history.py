@@ -137,21 +137,17 @@ class Recorder:
         self.detail: Detail | None = detail
         #: The last nodes that have completed: path, start and duration in milliseconds, attempts.
         self.trail: deque[list[Any]] = deque(maxlen=TRAIL)
-        #: Of the same nodes: visit, action unless it is the default one, and the waits in milliseconds, who has
-        #: answered and the error, if any.
-        self.steps: deque[list[Any]] = deque(maxlen=TRAIL)
+        #: Of those of them that are in no part: visit, action unless it is the default one, and the waits in
+        #: milliseconds, who has answered and the error, if any.
+        self.steps: list[list[Any]] = []
         #: How many nodes have completed.
         self.count: int = 0
 
     def restore(self, table: Mapping[str, Any]) -> None:
-        """Take over what a table has. An earlier release has stored the trail only."""
+        """Take over what a table has. Nodes that ran without a history are only in the trail."""
         self.trail.extend(table.get("trail", ()))
-        self.count = table.get("count", len(self.trail))
-        steps = table.get("steps", ())
-        if len(steps) == len(self.trail):
-            self.steps.extend(steps)
-        else:
-            self.steps.extend([_UNKNOWN] * len(self.trail))
+        self.count = table.get("count", 0)
+        self.steps.extend(table.get("steps", ()))
 
     def add(self, row: list[Any], visit: int, action: object, more: dict[str, Any] | None) -> int | None:
         """Add a node that has completed; return the number of the part to write, if it has filled one."""
@@ -160,7 +156,7 @@ class Recorder:
             return None
         self.count += 1
         if more is None and (not action or action == "default"):
-            # Most nodes: all twenty are written with each commit.
+            # Most nodes. The list is written with each commit, so it is short.
             self.steps.append([visit])
         else:
             text = str(action or "default")
@@ -169,9 +165,15 @@ class Recorder:
             self.steps.append([visit, text] if more is None else [visit, text, more])
         return None if self.count % TRAIL else self.count // TRAIL - 1
 
-    def part(self) -> str:
-        """Return the last nodes as a part. A text is encoded much faster than its rows."""
-        return values.to_json([[*row, *step] for row, step in zip(self.trail, self.steps, strict=True)]).decode()
+    def take_part(self) -> str:
+        """Return the last nodes as a part, for the next commit. A text is encoded much faster than its rows."""
+        rows, self.steps = recent(self.trail, self.steps), []
+        return values.to_json(rows).decode()
+
+
+def recent(trail: Sequence[list[Any]], steps: Sequence[list[Any]]) -> list[list[Any]]:
+    """Return the rows of the nodes that are in no part: the last ones of the trail."""
+    return [[*row, *step] for row, step in zip(list(trail)[len(trail) - len(steps) :], steps, strict=True)]
 
 
 def shown(value: Any) -> Any:
@@ -220,14 +222,12 @@ def history_of(table: Mapping[str, Any], parts: Mapping[str, str], seen: Mapping
     """Return the history of a run from its table and its parts; ``seen``: the values of each visit."""
     numbers = sorted(int(name.removeprefix(HISTORY)) for name in parts)
     stored = [row for number in numbers for row in from_json(parts[f"{HISTORY}{number:09d}"])]
-    trail, steps = table.get("trail", ()), table.get("steps", ())
-    if len(steps) != len(trail):
-        steps = [_UNKNOWN] * len(trail)
-    recent = [[*row, *step] for row, step in zip(trail, steps, strict=True)]
-    # Those since the last part; without a part, all.
-    count = table.get("count", len(recent))
-    newer = count - TRAIL * (numbers[-1] + 1) if numbers else len(recent)
-    rows = [*stored, *recent[max(len(recent) - newer, 0) :]]
+    trail, steps = table.get("trail", ()), table.get("steps")
+    if steps is None:
+        # A run without a history. One that had a history before has its parts.
+        steps = [] if parts else [_UNKNOWN] * len(trail)
+    rows = [*stored, *recent(trail, steps)]
+    count = table.get("count", len(rows))
     dropped = max(count - len(rows), 0)
     entries = [
         _entry(table["started"], row, from_json(seen[number]) if seen and number in seen else (None, None))

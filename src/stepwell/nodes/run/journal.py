@@ -706,7 +706,7 @@ class Journal:
             more = {**(more or {}), "error": list(error)}
         filled = self.history.add(row, visit, action, more)
         if filled is not None:
-            self.parts.put("", "history", f"{filled:09d}", self.history.part())
+            self.parts.put("", "history", f"{filled:09d}", self.history.take_part())
             self.parts.drop_old("", f"{HISTORY}{filled - PARTS:09d}")
         if self.keeps_values:
             number = self.history.count
