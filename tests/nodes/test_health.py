@@ -13,7 +13,7 @@ import pytest
 
 from stepwell import MemoryStorage
 from stepwell.dispatch import health
-from stepwell.dispatch.health import Health
+from stepwell.dispatch.health import Health, HealthServer
 from stepwell.errors import InvalidOption, StorageUnavailable, UsageError
 from stepwell.nodes import worker
 from stepwell.storage.operations import Result
@@ -81,7 +81,7 @@ async def _ready(port: int) -> tuple[int, Any]:
 
 async def test_a_process_that_stops_is_not_ready_and_lives() -> None:
     stopping = asyncio.Event()
-    async with Health(0, stopping.is_set) as served:
+    async with HealthServer(0, Health(stopping.is_set)) as served:
         assert await ask(served.port) == (200, {"ready": True, "problems": [], "seconds_since": {}})
         stopping.set()
         assert (await ask(served.port))[1]["problems"] == ["it is stopping"]
@@ -89,25 +89,26 @@ async def test_a_process_that_stops_is_not_ready_and_lives() -> None:
 
 
 async def test_what_has_not_worked_yet_is_not_ready() -> None:
-    async with Health(0, lambda: False) as served:
-        served.check("poll", lambda: None, 30)
-        served.check("write", lambda: None, 30, needed=False)
+    process = Health(lambda: False)
+    process.check("poll", lambda: None, 30)
+    process.check("write", lambda: None, 30, needed=False)
+    async with HealthServer(0, process) as served:
         status, report = await ask(served.port)
     assert (status, report["problems"]) == (503, ["no poll has worked yet"])
     assert report["seconds_since"] == {"poll": None, "write": None}
 
 
 async def test_a_taken_port_is_refused_with_its_number() -> None:
-    async with Health(0, lambda: False) as served:
+    async with HealthServer(0, Health(lambda: False)) as served:
         with pytest.raises(UsageError, match=f"cannot use port {served.port} .*give another port"):
-            await Health(served.port, lambda: False).__aenter__()
+            await HealthServer(served.port, Health(lambda: False)).__aenter__()
     with pytest.raises(InvalidOption, match="health="):
-        Health(70_000, lambda: False)
+        HealthServer(70_000, Health(lambda: False))
 
 
 async def test_a_client_that_sends_nothing_is_disconnected(constants: Constants) -> None:
     constants(health_request_timeout=0.05)
-    async with Health(0, lambda: False) as served:
+    async with HealthServer(0, Health(lambda: False)) as served:
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
         assert await reader.read() == b""
         writer.close()

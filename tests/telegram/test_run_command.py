@@ -185,6 +185,11 @@ async def test_a_webhook_with_two_workers(tmp_path: Path) -> None:
             # Until a worker listens, deliveries are repeated.
             assert await alice.answer(timeout=60) == "What's your name?"
             assert await alice.ask("Alice") == "Got it, Alice! What's your email?"
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+                ready, live, other = [await client.get(f"/health/{name}") for name in ("ready", "live", "other")]
+                assert (ready.status_code, ready.json()["problems"]) == (200, [])
+                assert (live.json()["live"], set(live.json()["seconds_since"])) == (True, {"poll", "write"})
+                assert (other.status_code, (await client.post("/health/live")).status_code) == (404, 405)
             await run.stop()
             assert bot.token not in run.output
         async with command("run", "bot.py", "--api", api.url, folder=tmp_path, BOT_TOKEN=bot.token) as run:

@@ -144,7 +144,7 @@ def _start(options: argparse.Namespace, arguments: Sequence[str]) -> int:
         if not options.webhook and (options.host or options.port is not None or options.workers):
             raise UsageError("--host, --port and --workers need --webhook; a bot that polls does not listen")
         if options.webhook and options.health is not None:
-            raise UsageError("--health is for a bot that polls; probe the port of the webhook instead")
+            raise UsageError("--health is for a bot that polls; a webhook answers /health/ready on its own port")
         if options.reload:
             return run.reload(options.file, arguments)
         if options.webhook:

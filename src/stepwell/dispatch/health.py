@@ -12,14 +12,15 @@ import contextlib
 import logging
 import socket
 from collections.abc import Callable
+from http import HTTPStatus
 from time import monotonic
-from typing import Any, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 from stepwell.codec.json import to_json
 from stepwell.errors import UsageError
 from stepwell.options import check_whole
 
-__all__ = ["POLL_AGE", "WRITE_AGE", "Health"]
+__all__ = ["HEALTH", "POLL_AGE", "WRITE_AGE", "Health", "HealthServer"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -28,6 +29,8 @@ logger: logging.Logger = logging.getLogger(__name__)
 POLL_AGE, WRITE_AGE = 30.0, 90.0
 #: Seconds for one request, and its most bytes.
 REQUEST_TIMEOUT, REQUEST_BYTES = 5.0, 8192
+#: What the paths of the endpoint begin with.
+HEALTH: Final = "/health/"
 
 #: Returns when something has worked last, on the monotonic clock; ``None`` if it has not yet.
 At = Callable[[], float | None]
@@ -42,18 +45,13 @@ class _RegularWork(NamedTuple):
 
 
 class Health:
-    """The health of this process, served on a port within ``async with``.
+    """The health of this process.
 
-    ``stopping``: whether the process stops, and takes nothing new. Raises ``InvalidOption`` unless the port is a whole
-    number, and ``UsageError`` if it is taken.
+    ``stopping``: whether the process stops, and takes nothing new.
     """
 
-    def __init__(self, port: int, stopping: Callable[[], bool]) -> None:
-        check_whole(port, "health={}: give a port from 1 to 65535, or 0 for a free one", least=0, most=65535)
-        #: The port; with 0, the one that was chosen, once it is served.
-        self.port: int = port
+    def __init__(self, stopping: Callable[[], bool]) -> None:
         self._checks: dict[str, _RegularWork] = {}
-        self._server: asyncio.Server | None = None
         self._stopping = stopping
 
     def check(self, name: str, at: At, limit: float, *, needed: bool = True) -> None:
@@ -73,6 +71,31 @@ class Health:
             elif at is not None and now - at > check.limit:
                 problems.append(f"the last {name} that worked was {now - at:.0f} s ago")
         return {"ready": not problems, "problems": problems, "seconds_since": ages}
+
+    def respond(self, method: str, path: str) -> tuple[HTTPStatus, bytes]:
+        """Return the status and the JSON for a request."""
+        report = self.report()
+        if method not in ("GET", "HEAD"):
+            return HTTPStatus.METHOD_NOT_ALLOWED, to_json({"error": "use GET"})
+        if path == f"{HEALTH}live":
+            return HTTPStatus.OK, to_json({"live": True, **report})
+        if path == f"{HEALTH}ready":
+            return HTTPStatus.OK if report["ready"] else HTTPStatus.SERVICE_UNAVAILABLE, to_json(report)
+        return HTTPStatus.NOT_FOUND, to_json({"error": "use /health/live or /health/ready"})
+
+
+class HealthServer:
+    """Serves the health of this process on a port within ``async with``.
+
+    Raises ``InvalidOption`` unless the port is a whole number, and ``UsageError`` if it is taken.
+    """
+
+    def __init__(self, port: int, health: Health) -> None:
+        check_whole(port, "health={}: give a port from 1 to 65535, or 0 for a free one", least=0, most=65535)
+        #: The port; with 0, the one that was chosen, once it is served.
+        self.port: int = port
+        self._health = health
+        self._server: asyncio.Server | None = None
 
     async def __aenter__(self) -> Self:
         try:
@@ -104,21 +127,10 @@ class Health:
             writer.close()
 
     def _response(self, line: bytes) -> bytes:
-        method, _, rest = line.partition(b" ")
-        path = rest.partition(b" ")[0].partition(b"?")[0]
-        report = self.report()
-        body: dict[str, Any]
-        if method not in (b"GET", b"HEAD"):
-            status, body = "405 Method Not Allowed", {"error": "use GET"}
-        elif path == b"/health/live":
-            status, body = "200 OK", {"live": True, **report}
-        elif path == b"/health/ready":
-            status, body = "200 OK" if report["ready"] else "503 Service Unavailable", report
-        else:
-            status, body = "404 Not Found", {"error": "use /health/live or /health/ready"}
-        text = to_json(body)
+        method, _, rest = line.decode("latin-1").partition(" ")
+        status, text = self._health.respond(method, rest.partition(" ")[0].partition("?")[0])
         head = (
-            f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(text)}\r\n"
+            f"HTTP/1.1 {status} {status.phrase}\r\ncontent-type: application/json\r\ncontent-length: {len(text)}\r\n"
             "cache-control: no-store\r\nconnection: close\r\n\r\n"
         )
-        return head.encode() + (b"" if method == b"HEAD" else text)
+        return head.encode() + (b"" if method == "HEAD" else text)

@@ -1,12 +1,14 @@
 """The names of this package for the tools that start bots."""
 
+from stepwell.dispatch.health import HEALTH
 from stepwell.telegram.calls.client import TELEGRAM
-from stepwell.telegram.receiving.beside import flows_beside
+from stepwell.telegram.receiving.beside import flows_beside, health_of
 from stepwell.telegram.receiving.polling import call_at_start, collect_less_often
 from stepwell.telegram.receiving.unfinished import retry_aside, updates_aside, updates_in_inbox
 from stepwell.telegram.receiving.webhook import Message, Receive, Send
 
 __all__ = [
+    "HEALTH",
     "TELEGRAM",
     "Message",
     "Receive",
@@ -14,6 +16,7 @@ __all__ = [
     "call_at_start",
     "collect_less_often",
     "flows_beside",
+    "health_of",
     "retry_aside",
     "updates_aside",
     "updates_in_inbox",

@@ -16,20 +16,33 @@ from stepwell.botfile import load_router, started
 from stepwell.cli.bots.run import find_workers, set_up_logging, webhook_secret
 from stepwell.nodes import worker
 from stepwell.telegram import Webhook, find_token, webhook
-from stepwell.telegram.engine import Message, Receive, Send
+from stepwell.telegram.engine import HEALTH, Message, Receive, Send, health_of
 
 __all__ = ["App", "main", "make_app"]
 
 
 class App:
-    """The webhook of a bot, and the workers for the runs that its handlers submit."""
+    """The webhook of a bot with its health endpoint, and the workers for the runs that its handlers submit."""
 
     def __init__(self, webhook: Webhook, workers: list[worker], *, wait_for_storage: bool = True) -> None:
         self._webhook = webhook
         self._workers = workers
         self._waits = wait_for_storage
+        assert webhook.router.fsm is not None
+        # A server that stops does not listen.
+        self._health = health_of(webhook.router.fsm, lambda: False)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith(HEALTH):
+            status, text = self._health.respond(scope["method"], scope["path"])
+            headers = [
+                (b"content-type", b"application/json"),
+                (b"content-length", b"%d" % len(text)),
+                (b"cache-control", b"no-store"),
+            ]
+            await send({"type": "http.response.start", "status": status, "headers": headers})
+            await send({"type": "http.response.body", "body": text})
+            return
         if scope["type"] != "lifespan":
             await self._webhook(scope, receive, send)
             return

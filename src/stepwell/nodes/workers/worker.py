@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from stepwell._secrets import quoted
 from stepwell.codec import decode_key
 from stepwell.dispatch import dispatcher_of
-from stepwell.dispatch.health import POLL_AGE, WRITE_AGE, Health
+from stepwell.dispatch.health import POLL_AGE, WRITE_AGE, Health, HealthServer
 from stepwell.dispatch.polling import poll
 from stepwell.errors import (
     Conflict,
@@ -308,11 +308,11 @@ class RunWorker:
                 await stopped.wait()
                 logger.info("stopping; nodes that run have %g s to end", self._drain_seconds)
 
-    def _health(self, port: int, stopped: asyncio.Event) -> Health:
-        found = Health(port, stopped.is_set)
+    def _health(self, port: int, stopped: asyncio.Event) -> HealthServer:
+        found = Health(stopped.is_set)
         found.check("poll", lambda: dispatcher_of(self._storage).polled_at, POLL_AGE)
         found.check("write", lambda: self._presence.wrote_at, WRITE_AGE, needed=False)
-        return found
+        return HealthServer(port, found)
 
     async def _take_up(self, source: RunSource, address: Address) -> bool:
         """Run one run to its end or its next wait, and log why it could not be. Return whether it was started."""

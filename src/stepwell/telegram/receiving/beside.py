@@ -11,8 +11,10 @@ from typing import Any
 
 from stepwell import _portal
 from stepwell._secrets import quoted
+from stepwell.dispatch import dispatcher_of
+from stepwell.dispatch.health import POLL_AGE, WRITE_AGE, Health
 from stepwell.errors import StepwellError, StoredDataError
-from stepwell.fsm import BotMethods, Router
+from stepwell.fsm import FSM, BotMethods, Router
 from stepwell.fsm.beside import WorkerOptions
 from stepwell.fsm.flows.hooks import takes
 from stepwell.nodes import NodeFlow, worker
@@ -23,7 +25,7 @@ from stepwell.storage.state_storage import is_configured
 from stepwell.storage.transport.starting import when_available
 from stepwell.telegram.sending.sender import Sender
 
-__all__ = ["beside", "flows_beside", "prepared"]
+__all__ = ["beside", "flows_beside", "health_of", "prepared"]
 
 logger: logging.Logger = logging.getLogger("stepwell.telegram")
 
@@ -142,4 +144,12 @@ async def _flows_of_workers(storage: Storage) -> set[str]:
         with contextlib.suppress(StoredDataError, LookupError, TypeError):
             if entry.place.flow == "worker":
                 found.update(entry.state.data["names"])
+    return found
+
+
+def health_of(fsm: FSM, stopping: Callable[[], bool]) -> Health:
+    """Return the health of a bot's process: when the timers of its storage were read, and its presence was written."""
+    found = Health(stopping)
+    found.check("poll", lambda: dispatcher_of(fsm.storage).polled_at, POLL_AGE, needed=False)
+    found.check("write", lambda: None if fsm._presence is None else fsm._presence.wrote_at, WRITE_AGE, needed=False)
     return found

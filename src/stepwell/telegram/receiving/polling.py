@@ -14,8 +14,7 @@ from typing import Any
 
 from stepwell._backoff import backoff
 from stepwell._secrets import quoted
-from stepwell.dispatch import dispatcher_of
-from stepwell.dispatch.health import POLL_AGE, WRITE_AGE, Health
+from stepwell.dispatch.health import POLL_AGE, HealthServer
 from stepwell.errors import BotUnavailable, InsideLoop, InvalidOption
 from stepwell.fsm import FSM, Router
 from stepwell.fsm.update import ON_REQUEST
@@ -23,7 +22,7 @@ from stepwell.options import check_whole
 from stepwell.storage.transport.starting import when_available
 from stepwell.telegram.calls.client import TELEGRAM, BotClient
 from stepwell.telegram.calls.token import find_token
-from stepwell.telegram.receiving.beside import beside, prepared
+from stepwell.telegram.receiving.beside import beside, health_of, prepared
 from stepwell.telegram.receiving.outcome import sender_for_timers
 from stepwell.telegram.receiving.poller import PAUSES, POLL, Poller
 from stepwell.telegram.sending.limits import SendLimits
@@ -103,13 +102,11 @@ async def run_polling(
             await client.close()
 
 
-def _health(port: int, fsm: FSM, poller: Poller) -> Health:
-    found = Health(port, lambda: poller.stopping)
+def _health(port: int, fsm: FSM, poller: Poller) -> HealthServer:
+    found = health_of(fsm, lambda: poller.stopping)
     # A request without updates takes this time.
     found.check("request for updates", lambda: poller.polled_at, POLL + POLL_AGE)
-    found.check("poll", lambda: dispatcher_of(fsm.storage).polled_at, POLL_AGE, needed=False)
-    found.check("write", lambda: None if fsm._presence is None else fsm._presence.wrote_at, WRITE_AGE, needed=False)
-    return found
+    return HealthServer(port, found)
 
 
 async def call_at_start(client: BotClient, method: str, *, wait: bool, **params: Any) -> Any:
