@@ -130,8 +130,8 @@ FOR_TOOLS = {
         "program_of", "run_of", "status", "table_of", "unknown_calls",
     ],
     "stepwell.telegram.engine": [
-        "Message", "Receive", "Send", "TELEGRAM", "call_at_start", "collect_less_often", "flows_beside",
-        "retry_aside", "updates_aside", "updates_in_inbox",
+        "HEALTH", "Message", "Receive", "Send", "TELEGRAM", "call_at_start", "collect_less_often", "flows_beside",
+        "health_of", "retry_aside", "updates_aside", "updates_in_inbox",
     ],
 }  # fmt: skip
 
