@@ -27,6 +27,7 @@ import stepwell.pocketflow
 import stepwell.telegram
 import stepwell.telegram.engine
 import stepwell.testing
+import stepwell.testing.simulation
 import stepwell.turns
 import stepwell.turns.engine
 
@@ -99,6 +100,7 @@ NAMES = {
     "stepwell.testing": [
         "Chat", "Clock", "FaultyStorage", "JournaledStorageContract", "KeyValueContract", "StorageContract",
     ],
+    "stepwell.testing.simulation": ["FoundFault", "SimulatedProcess", "Simulation", "TraceLine"],
     "stepwell.fsm": [
         "AlreadyHeld", "AnswerRefused", "BotMethods", "Busy", "Committed", "Conflict", "Context", "ContextClosed",
         "ConversationExpired", "CorruptRecord", "DuplicateReceived", "DuplicateUpdate", "EncodeError", "Expired", "FSM",
