@@ -27,6 +27,7 @@ import stepwell.pocketflow
 import stepwell.telegram
 import stepwell.telegram.engine
 import stepwell.testing
+import stepwell.testing.simulated_store
 import stepwell.testing.simulation
 import stepwell.turns
 import stepwell.turns.engine
@@ -100,6 +101,7 @@ NAMES = {
     "stepwell.testing": [
         "Chat", "Clock", "FaultyStorage", "JournaledStorageContract", "KeyValueContract", "StorageContract",
     ],
+    "stepwell.testing.simulated_store": ["NETWORK_FAULTS", "SimulatedStore"],
     "stepwell.testing.simulation": ["FoundFault", "SimulatedProcess", "Simulation", "TraceLine"],
     "stepwell.fsm": [
         "AlreadyHeld", "AnswerRefused", "BotMethods", "Busy", "Committed", "Conflict", "Context", "ContextClosed",

@@ -46,7 +46,7 @@ class Process:
             await self._process.wait()
 
 
-async def chat(person: Person, name: str, rounds: int) -> list[str]:
+async def chat(person: Person, name: str, rounds: int, *, timeout: float = 60) -> list[str]:
     """Register some times, and return the expected answers."""
     expected: list[str] = []
     for number in range(rounds):
@@ -60,7 +60,7 @@ async def chat(person: Person, name: str, rounds: int) -> list[str]:
             await person.send(text)
             expected.append(answer)
             # An earlier answer may be repeated after a kill.
-            while await person.answer(timeout=60) != answer:
+            while await person.answer(timeout=timeout) != answer:
                 pass
     return expected
 
@@ -114,7 +114,7 @@ def repeats(person: Person) -> int:
     return len(said) - len(set(said))
 
 
-async def keep_waiting(person: Person, stop: asyncio.Event) -> list[str]:
+async def keep_waiting(person: Person, stop: asyncio.Event, *, timeout: float = 60) -> list[str]:
     """Let states time out, and return the expected answers. The second one is a timer's."""
     expected: list[str] = []
     number = 0
@@ -122,7 +122,7 @@ async def keep_waiting(person: Person, stop: asyncio.Event) -> list[str]:
         await person.send(f"/remind {number}")
         for answer in (f"Waiting {number}", f"Reminder {number}"):
             expected.append(answer)
-            while await person.answer(timeout=60) != answer:
+            while await person.answer(timeout=timeout) != answer:
                 pass
         number += 1
     return expected

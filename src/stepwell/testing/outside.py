@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, Final, NamedTuple, NoReturn, Protocol
@@ -27,6 +28,8 @@ class FoundFault(NamedTuple):
     """What a simulation has found in a program, such as a read of the clock of the machine.
 
     Example::
+
+        from stepwell.testing.simulation import Simulation
 
         simulation = Simulation(strict=False)
         simulation.run(asyncio.sleep(60))
@@ -119,8 +122,8 @@ def _start_thread(self: threading.Thread) -> None:
     _REAL_START(self)
 
 
-def _submit_in_place(self: thread_pool.ThreadPool, function: Callable[..., Any], *args: Any) -> Any:
-    future: Any = thread_pool.Future()
+def _submit_in_place(self: thread_pool.ThreadPool, function: Callable[..., Any], *args: Any) -> Future[Any]:
+    future: Future[Any] = Future()
     try:
         future.set_result(function(*args))
     except BaseException as error:  # noqa: BLE001 the future raises it
@@ -150,7 +153,7 @@ class _LooksLike(type):
         return issubclass(subclass, cls.__mro__[1])
 
 
-class _Datetime(_REAL_DATETIME, metaclass=_LooksLike):
+class _Datetime(datetime.datetime, metaclass=_LooksLike):
     def __new__(cls, *args: Any, **options: Any) -> Any:
         return _REAL_DATETIME(*args, **options)
 
@@ -170,7 +173,7 @@ class _Datetime(_REAL_DATETIME, metaclass=_LooksLike):
         return cls.now(datetime.UTC).replace(tzinfo=None)
 
 
-class _Date(_REAL_DATE, metaclass=_LooksLike):
+class _Date(datetime.date, metaclass=_LooksLike):
     def __new__(cls, *args: Any, **options: Any) -> Any:
         return _REAL_DATE(*args, **options)
 

@@ -82,6 +82,8 @@ class SimulatedProcess:
 
     Example::
 
+        from stepwell.testing.simulation import Simulation
+
         simulation = Simulation(seed=1)
 
         async def main():
@@ -196,20 +198,20 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         """Let the time pass, as blocking code does."""
         self._now += max(seconds, 0.0)
 
-    def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> asyncio.Handle:
+    def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> asyncio.Handle:  # type: ignore[override]
         handle = asyncio.Handle(callback, args, self, context)
         self._waiting.append(handle)
         return handle
 
     # There are no other threads.
-    call_soon_threadsafe = call_soon
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]
 
-    def call_later(
+    def call_later(  # type: ignore[override]
         self, delay: float, callback: Any, *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         return self.call_at(self._now + delay, callback, *args, context=context)
 
-    def call_at(self, when: float, callback: Any, *args: Any, context: Context | None = None) -> asyncio.TimerHandle:
+    def call_at(self, when: float, callback: Any, *args: Any, context: Context | None = None) -> asyncio.TimerHandle:  # type: ignore[override]
         timer = asyncio.TimerHandle(when, callback, args, self, context)
         self._timer_number += 1
         if len(self._timers) >= MOST_TIMERS:
@@ -259,7 +261,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         if self.steps > self._most_steps:
             raise AssertionError(f"the simulation has not ended after {self._most_steps} steps: {self._unfinished()}")
         self.checksum = (self.checksum * 1_000_003 + number) & 0xFFFF_FFFF
-        handle._run()  # type: ignore[attr-defined]
+        handle._run()
 
     def _chosen(self, waiting: list[asyncio.Handle]) -> asyncio.Handle:
         """Take a callback. Callbacks that are no tasks keep their order, which asyncio promises."""
@@ -279,7 +281,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     # Tasks
 
-    def create_task(
+    def create_task(  # type: ignore[override]
         self, coro: Generator[Any, Any, T] | Coroutine[Any, Any, T], *, name: str | None = None,
         context: Context | None = None, **options: Any,
     ) -> asyncio.Task[T]:  # fmt: skip
@@ -297,7 +299,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             self._most_tasks = max(64, 2 * len(self._tasks))
         return task
 
-    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
         """Call the function at once, and deliver its result later."""
         future: asyncio.Future[T] = self.create_future()
         try:
@@ -309,6 +311,15 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         else:
             self.call_later(self._rng.random() * 0.01, _succeed, future, result)
         return future
+
+    def _asyncgen_firstiter_hook(self, agen: Any) -> None:
+        # Those of a process end with it.
+        if current_process.get() is None:
+            super()._asyncgen_firstiter_hook(agen)  # type: ignore[misc]
+
+    def _asyncgen_finalizer_hook(self, agen: Any) -> None:
+        if not self.over:
+            super()._asyncgen_finalizer_hook(agen)  # type: ignore[misc]
 
     def pending(self) -> list[SimulatedTask[Any]]:
         """Return the tasks of living processes that have not ended, but not the current one."""
@@ -332,7 +343,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             coroutine = task.get_coro()
             for _ in range(MOST_CLOSINGS):
                 try:
-                    Context().run(coroutine.close)  # type: ignore[union-attr]
+                    Context().run(coroutine.close)
                     break
                 except BaseException:  # noqa: BLE001 it awaits again, or its cleanup fails
                     continue
@@ -356,7 +367,7 @@ class _Discarded(list[asyncio.Handle]):
 
 def _failed(task: SimulatedTask[Any]) -> bool:
     # asyncio logs the error of such a task when it is collected.
-    return task.done() and bool(task._log_traceback)  # type: ignore[attr-defined]
+    return task.done() and bool(task._log_traceback)
 
 
 def _is_dead(task: SimulatedTask[Any]) -> bool:

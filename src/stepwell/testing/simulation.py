@@ -54,6 +54,8 @@ class TraceLine(NamedTuple):
 
     Example::
 
+        from stepwell.testing.simulation import Simulation
+
         simulation = Simulation()
         simulation.note("Ann", "/start", to="bot")
         assert str(simulation.trace[0]) == "    0.000  Ann -> bot: /start"
@@ -76,10 +78,12 @@ class Simulation:
 
     ``start``: the time of the system clock at the beginning. ``most_steps``: the number of callbacks after which the
     program counts as endless. ``strict``: raise at the end of ``run`` if something was found. ``allow``: kinds of
-    :class:`FoundFault` that are not noted, as ``("clock", "randomness")``. ``disorder``: the share of steps for which the
-    next task is chosen at random, from 0 to 1; by default the seed chooses it.
+    :class:`FoundFault` that are not noted, as ``("clock", "randomness")``. ``disorder``: the share of steps for which
+    the next task is chosen at random, from 0 to 1; by default the seed chooses it.
 
     Example::
+
+        from stepwell.testing.simulation import Simulation
 
         async def main():
             async with asyncio.timeout(3600):
