@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
+import apsw
 import asyncpg
 
 from stepwell.nodes import Node, NodeFlow, linear
@@ -15,11 +16,24 @@ def orders(url: str) -> NodeFlow:
 
 
 async def main(url: str) -> None:
+    if url.startswith("sqlite:"):
+        await in_file(url)
+        return
     flow = orders(url)
     connection = await asyncpg.connect(url.partition("?")[0])
     for number in range(1_000_000):
         async with connection.transaction():
             await connection.execute("insert into ordered values ($1)", number)
+            await flow.submit({"order": number}, flow_id=f"order-{number}", connection=connection)
+        print(number, flush=True)
+
+
+async def in_file(url: str) -> None:
+    flow = orders(url)
+    connection = apsw.Connection(url.removeprefix("sqlite:///"))
+    for number in range(1_000_000):
+        with connection:
+            connection.execute("insert into ordered values (?)", (number,))
             await flow.submit({"order": number}, flow_id=f"order-{number}", connection=connection)
         print(number, flush=True)
 

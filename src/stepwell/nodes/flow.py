@@ -287,8 +287,9 @@ class NodeFlow(NodeGraph):
         :param at_most: with ``debounce``, the most seconds from the first call to the start.
         :param merge: with ``debounce``, a ``def`` that gets the data of the run and that of the call, and returns the
             data to run with.
-        :param connection: with PostgreSQL, an asyncpg connection of the same database, in whose open transaction the
-            run is written: it exists if the transaction commits, together with your own rows.
+        :param connection: an asyncpg connection of the same database, or an apsw connection to the same SQLite file,
+            in whose open transaction the run is written: it exists if the transaction commits, together with your
+            own rows.
         """
         async with storage_for(self, storage) as found:
             how = Submission(

@@ -24,13 +24,14 @@ from stepwell.storage.sqlite.schema import prepare
 from stepwell.storage.sqlite.wal import Ignored, ignored_frames
 from stepwell.storage.transport.outage import OutageLog
 
-__all__ = ["MEMORY", "Connection", "SQLiteError", "SQLiteFile", "has_wal_reset_bug", "is_network"]
+__all__ = ["MEMORY", "BusyError", "Connection", "SQLiteError", "SQLiteFile", "has_wal_reset_bug", "is_network"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Connection = apsw.Connection
 SQLiteError = apsw.Error
+BusyError = apsw.BusyError
 MEMORY: Final = ":memory:"
 _NORMAL, _FULL = 1, 2
 #: An update writes a few whole pages, so they are small. Existing files keep their page size.

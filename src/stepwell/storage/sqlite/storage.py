@@ -12,17 +12,18 @@ from typing import Any, Self, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from stepwell._secrets import quoted
-from stepwell.errors import InvalidOption, StepwellError, StorageClosed
+from stepwell.errors import InvalidOption, StepwellError, StorageClosed, StorageUnavailable
 from stepwell.options import check_choice
 from stepwell.record import Address, Limits, Stored
 from stepwell.storage.contract import Storage
 from stepwell.storage.listing import ANY, Any_, Beside, Due, Page, Query, StateCount, Swept
 from stepwell.storage.operations import Apply, Get, Operation, Result
-from stepwell.storage.sqlite.connection import MEMORY, Connection, SQLiteError, SQLiteFile
+from stepwell.storage.sqlite.connection import MEMORY, BusyError, Connection, SQLiteError, SQLiteFile
 from stepwell.storage.sqlite.listing import Listing
 from stepwell.storage.sqlite.long_read import LongRead
 from stepwell.storage.sqlite.rows import Rows
 from stepwell.storage.sqlite.thread import StorageThread
+from stepwell.storage.sqlite.within import check_connection, run_in_savepoint
 from stepwell.storage.transport.batch import elapsed
 from stepwell.storage.urls import take_options
 
@@ -171,6 +172,27 @@ class SQLiteStorage(Storage):
             # Reads do not wait for the lock of another process.
             return await self._read(partial(self._do, operations))
         return await self._write(partial(self._do, operations), durable=Apply in kinds)
+
+    async def run_within(
+        self, connection: Any, operations: Sequence[Operation], *, topic: str | None = None
+    ) -> list[Result]:
+        if self.loop is not asyncio.get_running_loop():
+            await self.ensure_open()
+        check_connection(connection, self._real_path)
+        rows = Rows(connection, self._rows.lease_clock)
+        work = partial(run_in_savepoint, connection, lambda: rows.run(operations, self._now()))
+        try:
+            # It may wait for the lock of another transaction. Workers find the run when they poll next.
+            return await asyncio.to_thread(work)
+        except BusyError as error:
+            raise StorageUnavailable(
+                f"another transaction writes to {self.path}, so nothing was written; begin yours with BEGIN IMMEDIATE, "
+                "and let it wait with connection.set_busy_timeout(10_000)",
+                sent=False,
+                final=True,
+            ) from error
+        except SQLiteError as error:
+            raise self._file.problem(error) from error
 
     def _do(self, operations: Sequence[Operation]) -> list[Result]:
         # The clock is read inside the transaction, so that times grow in the order of the commits.
