@@ -13,6 +13,7 @@ __all__ = ["Constants"]
 NAMES = {
     "held_pauses": "stepwell.turns.running.held:PAUSES",
     "resend": "stepwell.turns.running.runner:RESEND",
+    "audit_keep": "stepwell.operate.audit:KEEP",
     "batch_operations": "stepwell.storage.transport.lane:MAX_OPERATIONS",
     "checkpoint_commits": "stepwell.storage.sqlite.connection:CHECKPOINT_COMMITS",
     "checkpoint_pages": "stepwell.storage.sqlite.connection:CHECKPOINT_PAGES",
@@ -78,6 +79,7 @@ NAMES = {
     "threads_copy_bytes": "stepwell.adapters.langgraph.threads:_COPY_BYTES",
     "tick": "stepwell.dispatch.polling:TICK",
     "timers_a_page": "stepwell.dispatch.timers:PAGE",
+    "turns_show_every": "stepwell.turns.running.attempt:SHOW_EVERY",
     "untaken": "stepwell.telegram.receiving.beside:UNTAKEN",
     "value_owners": "stepwell.codec.types:_OWNERS",
     "views_looked": "stepwell.inspector.views:LOOKED",

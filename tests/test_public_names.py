@@ -56,8 +56,8 @@ NAMES = {
         "with_error_handling", "worker",
     ],
     "stepwell.engine": [
-        "ANY", "Address", "Any_", "Applied", "Apply", "Batch", "Change", "Changes", "Claim", "Claimed", "Copied",
-        "DAY", "Due", "Entry", "Get", "GroupCommit", "Guard", "Head", "INBOX", "KEEP", "Keep", "LARGE_TEXT",
+        "ANY", "AUDIT", "Address", "Any_", "Applied", "Apply", "Batch", "Change", "Changes", "Claim", "Claimed",
+        "Copied", "DAY", "Due", "Entry", "Get", "GroupCommit", "Guard", "Head", "INBOX", "KEEP", "Keep", "LARGE_TEXT",
         "LAST_ENTRY", "LOGS", "MASK", "NOWHERE", "NO_HEAD", "OpenedHead", "Operation", "Owner", "PROCESSES", "Page",
         "Place",
         "QUARANTINE", "Query", "Queue", "REFUSED", "RUNS", "Range", "Release", "ReservedNamespace", "Result",
@@ -124,7 +124,8 @@ FOR_TOOLS = {
     "stepwell.fsm.engine": [
         "Conversation", "EXPIRY", "Extension", "FlowDescription", "HISTORY", "HandledUpdates", "Machine", "Peer",
         "RefusedCall", "TIMEOUT", "after_end", "as_plain", "check_parameters", "describe", "diagram", "entry_times",
-        "is_unmodified", "is_unparsable", "opened_extension", "refused_calls", "refused_log", "remembered",
+        "is_unmodified", "is_unparsable", "leave_calls", "opened_extension", "refused_calls", "refused_log",
+        "remembered",
         "report_refusal", "set_timer", "token_of", "with_entry", "with_kept", "with_timers", "without_formatting",
     ],
     "stepwell.turns.engine": ["State", "WORKING_PARTS", "status_of"],
@@ -134,8 +135,8 @@ FOR_TOOLS = {
         "program_of", "run_of", "status", "table_of", "unknown_calls",
     ],
     "stepwell.telegram.engine": [
-        "HEALTH", "Message", "Receive", "Send", "TELEGRAM", "call_at_start", "collect_less_often", "flows_beside",
-        "health_of", "retry_aside", "updates_aside", "updates_in_inbox",
+        "HEALTH", "Message", "Receive", "Send", "TELEGRAM", "call_at_start", "collect_less_often", "drop_aside",
+        "flows_beside", "health_of", "retry_aside", "updates_aside", "updates_in_inbox",
     ],
 }  # fmt: skip
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Iterator, Sized
 from itertools import pairwise
 from typing import Final
 
@@ -33,11 +33,9 @@ _HEX = re.compile(r"[0-9a-f]{48}|[0-9A-F]{48}")
 _LIKELY = re.compile(r"""[A-Za-z0-9]{2}:/|:[^\s@]{1,200}@|\bb'[^']|\bb"[^"]""")
 #: The password in a URL, which may have special characters. A port and a path are none.
 _PASSWORD = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^\s:/@'\"]*):(?!\d+/)\S+@")
-#: ``name=value``, ``name: value`` and ``"name": "value"``.
-_FIELD = re.compile(
-    r"""\b([A-Za-z_][\w-]*)(["']?\s*[=:]\s*)"""
-    r"""("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|(?:(?:Bearer|Basic)\s+)?[^\s,;&'")}\]]+)"""
-)
+#: The name and the value of ``name=value``, ``name: value`` and ``"name": "value"``.
+_NAME = re.compile(r"""(?<![\w-])([A-Za-z_][\w-]*)["']?\s*[=:]\s*""")
+_VALUE = re.compile(r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|(?:(?:Bearer|Basic)\s+)?[^\s,;&'")}\]]+""")
 #: The shortest value of a masked field that is searched for in a text: a shorter one is part of other words.
 _SHORTEST = 4
 
@@ -68,8 +66,20 @@ def masked_text(text: str, values: Iterable[str] = ()) -> str:
         if len(value) >= _SHORTEST:
             text = text.replace(value, MASK)
     text = _PASSWORD.sub(rf"\1:{MASK}@", text)
-    text = _FIELD.sub(lambda found: found[1] + found[2] + MASK if is_secret(found[1]) else found[0], text)
-    return _TOKEN.sub(MASK, text)
+    return _TOKEN.sub(MASK, "".join(_without_fields(text)))
+
+
+def _without_fields(text: str) -> Iterator[str]:
+    """Yield the pieces of a text, with the values of fields masked whose names tell of secrets."""
+    at = 0
+    # The value of one name may have the next name: "ValueError: password=...".
+    while found := _NAME.search(text, at):
+        yield text[at : found.end()]
+        at = found.end()
+        if is_secret(found[1]) and (value := _VALUE.match(text, at)):
+            yield MASK
+            at = value.end()
+    yield text[at:]
 
 
 def quoted(value: object) -> str:

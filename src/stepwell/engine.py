@@ -24,6 +24,7 @@ from stepwell.log.names import LAST as LAST_ENTRY
 from stepwell.log.names import log_tag
 from stepwell.log.tail import tail_of
 from stepwell.record import (
+    AUDIT,
     DAY,
     INBOX,
     KEEP,
@@ -63,6 +64,7 @@ from stepwell.storage.urls import as_storage
 
 __all__ = [
     "ANY",
+    "AUDIT",
     "DAY",
     "INBOX",
     "KEEP",

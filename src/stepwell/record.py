@@ -14,6 +14,7 @@ from msgspec import Struct
 from stepwell._secrets import quoted
 
 __all__ = [
+    "AUDIT",
     "DAY",
     "GRAPHS",
     "INBOX",
@@ -104,6 +105,8 @@ INBOX: Final = ReservedNamespace('"inbox"')
 TURNS: Final = ReservedNamespace('"turns"')
 #: Logs of calls that Telegram has refused, with (bot, chat) as key.
 REFUSED: Final = ReservedNamespace('"refused"')
+#: The log of changes by operators, and logs of their values with (kind, bot, key) of what was changed as key.
+AUDIT: Final = ReservedNamespace('"audit"')
 #: Copies of damaged records, with (namespace, key) of the original as key.
 QUARANTINE: Final = ReservedNamespace('"quarantine"')
 

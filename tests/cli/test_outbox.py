@@ -21,6 +21,7 @@ from stepwell.record import INBOX, NO_HEAD, REFUSED, Change
 from stepwell.slot import Slot
 from stepwell.storage import Apply, Get, Storage
 from stepwell.telegram import run_polling
+from stepwell.telegram.engine import updates_aside
 from stepwell.telegram.receiving.aside import ASIDE, set_aside
 from tests.cli.conftest import Command
 from tests.until import until
@@ -210,6 +211,38 @@ async def test_updates_that_were_set_aside_are_listed_and_handled_after_the_next
             address = storage.address(INBOX, "my_bot")
             await until(lambda: storage.perform(Get(address, parts=True)), lambda it: not it.parts)
     assert (await command("inbox", "my_bot", "--json")).json["waiting"] == []
+
+
+async def test_an_update_whose_handler_raises_is_kept_with_its_traceback_and_handled_after_the_next_start(
+    command: Command, storage: Storage
+) -> None:
+    async with BotAPI() as api:
+        bot = api.bot("my_bot")
+        people = [api.chat(bot, user) for user in (42, 43)]
+        router = Router(FSM("my_bot", storage=storage, flows=[]))
+
+        @router.on(text())
+        async def answer(ctx: Context) -> None:
+            raise RuntimeError("password=hunter2")
+
+        polling = asyncio.create_task(run_polling(router, bot.token, api=api.url))
+        for person in people:
+            await person.send("hi")
+        failed = await until(lambda: updates_aside(storage, "my_bot"), lambda found: len(found) == 2)
+        polling.cancel()
+        await asyncio.wait((polling,))
+        assert {each.chat for each in failed} == {42, 43}
+        listed = await command("inbox", "my_bot", "--json")
+        assert [each["why"] for each in listed.json["aside"]] == ["its handler raised RuntimeError"] * 2
+        assert "in answer" in listed.json["aside"][0]["traceback"]
+        assert "hunter2" not in listed.out
+        await router.fsm.forget(user=43)
+        assert [each.chat for each in await updates_aside(storage, "my_bot")] == [42]
+        put = await command("inbox", "my_bot", "--retry", "--yes")
+        assert put.out.splitlines()[-1] == "put 1 update back; the bot handles them after its next start"
+        assert await updates_aside(storage, "my_bot") == []
+        async with running(api, bot.token, storage, ["Hello"]):
+            assert await people[0].answer() == "Hello"
 
 
 async def test_a_damaged_update_in_the_inbox_is_listed(command: Command, storage: Storage) -> None:

@@ -13,7 +13,7 @@ from stepwell import Secret, record_type
 from stepwell.codec.json import from_json
 from stepwell.codec.secret import secret_fields
 from stepwell.codec.values import encode
-from stepwell.operate.masking import MASK, masked
+from stepwell.operate.masking import MASK, masked, masked_text
 from stepwell.record import Limits
 
 Account = NewType("Account", Annotated[str, Secret])  # type: ignore[valid-newtype]
@@ -105,3 +105,9 @@ def test_a_model_with_extra_fields_is_masked_too() -> None:
 )
 def test_the_marker_may_be_anywhere_in_an_annotation(cls: type, names: set[str]) -> None:
     assert secret_fields(cls) == names
+
+
+def test_a_secret_behind_another_name_is_masked() -> None:
+    assert masked_text("ValueError: password=hunter2") == f"ValueError: password={MASK}"
+    assert masked_text('at "a": {"api_key": "k", "name": "Ann"}') == f'at "a": {{"api_key": {MASK}, "name": "Ann"}}'
+    assert masked_text("a:" * 50_000) == "a:" * 50_000

@@ -23,7 +23,7 @@ from stepwell.cli.output import NOT_FOUND_OR_CHANGED
 from stepwell.cli.signals import Terminated
 from stepwell.engine import displayed
 from stepwell.errors import Conflict, InvalidKey, InvalidOption, UnknownScheme, UsageError
-from stepwell.operate.log import printable
+from stepwell.operate.audit import printable
 
 __all__ = ["main"]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from shutil import get_terminal_size
 from typing import Any
 
-from stepwell.operate.log import printable
+from stepwell.operate.audit import printable
 
 __all__ = [
     "NOT_FOUND_OR_CHANGED",

@@ -13,7 +13,7 @@ from typing import TextIO
 
 from stepwell.cli.output import note
 from stepwell.errors import UsageError
-from stepwell.operate.log import LOGGER
+from stepwell.operate.audit import LOGGER
 
 __all__ = ["WriteLog", "logged_writes", "user_name"]
 

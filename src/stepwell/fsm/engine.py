@@ -20,6 +20,7 @@ from stepwell.fsm.flows.description import FlowDescription, describe
 from stepwell.fsm.flows.diagram import diagram
 from stepwell.fsm.refusals import report_refusal
 from stepwell.fsm.refused import RefusedCall, refused_calls, refused_log
+from stepwell.fsm.timers.outbox import leave_calls
 from stepwell.fsm.update import Peer
 from stepwell.texts import is_unmodified, is_unparsable, without_formatting
 
@@ -42,6 +43,7 @@ __all__ = [
     "entry_times",
     "is_unmodified",
     "is_unparsable",
+    "leave_calls",
     "opened_extension",
     "refused_calls",
     "refused_log",

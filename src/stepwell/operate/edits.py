@@ -14,6 +14,7 @@ from typing import Any
 
 from stepwell import Storage
 from stepwell.engine import (
+    AUDIT,
     KEEP,
     LOGS,
     NO_HEAD,
@@ -47,8 +48,8 @@ from stepwell.engine import (
 from stepwell.errors import Busy, CorruptRecord, InvalidOption, StepwellError, VersionChanged
 from stepwell.fsm import FSM
 from stepwell.fsm.engine import HISTORY, TIMEOUT, after_end, opened_extension, with_entry, with_kept, with_timers
-from stepwell.operate.log import log_write
-from stepwell.operate.record import Missing, errors_of
+from stepwell.operate.audit import ChangedThing, forget_values, record_change
+from stepwell.operate.record import Missing, errors_of, shown_field, view
 
 __all__ = [
     "Edit",
@@ -96,6 +97,8 @@ class Edit:
     state: str | Keep | None = KEEP
     #: The revision of another flow.
     revision: int | None = None
+    #: Seconds until the timeout of the state that is entered; ``None``: it gets no timer.
+    timeout: float | None = None
     #: Data fields and their new values.
     fields: Mapping[str, Any] = field(default_factory=dict)
     #: Data fields to remove.
@@ -142,7 +145,15 @@ async def edit(
             limit=seal.limit,
         )
         await _apply(storage, address, change, Guard(token, claimed.base, version))
-    log_write(who, f"changed {', '.join(changes.names)} of {_name(address)}")
+    shown = view(storage, address, stored)
+    moved = {name: to for name in ("flow", "state") if (to := getattr(changes, name)) is not KEEP}
+    values = {name: shown_field(shown.flow, name, value) for name, value in changes.fields.items()}
+    await record_change(
+        storage, who, f"changed {', '.join(changes.names)} of {_name(address)}", ChangedThing.of(address, stored.tags),
+        before={**{name: getattr(shown, name) for name in moved},
+                **{name: shown.data[name] for name in (*values, *changes.unset) if name in shown.data}},
+        after={**moved, **values},
+    )  # fmt: skip
 
 
 async def clear(storage: Storage, address: Address, *, version: Version, who: str, wait: float = 5.0) -> None:
@@ -164,7 +175,10 @@ async def clear(storage: Storage, address: Address, *, version: Version, who: st
             deadline = left.next_timer(claimed.now)
             change = Change(storage.ids(), replace=True, head=seal.head(left), deadline=deadline)
         await _apply(storage, address, change, Guard(token, claimed.base, version))
-    log_write(who, f"cleared {_name(address)}")
+    shown = view(storage, address, stored)
+    place = {"flow": shown.flow, "state": shown.state}
+    before = {**{name: value for name, value in place.items() if value is not None}, **shown.data}
+    await record_change(storage, who, f"cleared {_name(address)}", ChangedThing.of(address, stored.tags), before=before)
 
 
 async def forget(storage: Storage, address: Address, *, version: Version, who: str, wait: float = 5.0) -> None:
@@ -173,7 +187,8 @@ async def forget(storage: Storage, address: Address, *, version: Version, who: s
         change = Change(storage.ids(), delete=True, forget=True, tags=stored.tags or KEEP)
         await _apply(storage, address, change, Guard(token, claimed.base, version))
     await storage.drop_quarantined(address)
-    log_write(who, f"forgot {_name(address)}")
+    await forget_values(storage, subject := ChangedThing.of(address))
+    await record_change(storage, who, f"forgot {_name(address)}", subject)
 
 
 async def forget_traces(storage: Storage, address: Address, *, who: str, wait: float = 5.0) -> None:
@@ -184,7 +199,8 @@ async def forget_traces(storage: Storage, address: Address, *, who: str, wait: f
         change = Change(storage.ids(), delete=True, forget=True)
         await _apply(storage, address, change, Guard(token, claimed.base))
     await storage.drop_quarantined(address)
-    log_write(who, f"forgot the traces of {_name(address)}")
+    await forget_values(storage, subject := ChangedThing.of(address))
+    await record_change(storage, who, f"forgot the traces of {_name(address)}", subject)
 
 
 async def has_traces(storage: Storage, address: Address, *, wait: float = 5.0) -> bool:
@@ -199,7 +215,7 @@ async def records_of(storage: Storage, bot: str, *, user: int | None, chat: int 
     """Return the addresses of a user or a chat, with those of logs, turns, and deleted records that left a trace."""
     tag = _tag(user, chat)
     found = await storage.traces(encode_namespace(bot, storage.limits), tag, limit=limit)
-    for namespace in (LOGS, REFUSED, TURNS):
+    for namespace in (LOGS, REFUSED, TURNS, AUDIT):
         found += await storage.traces(namespace, log_tag(bot, tag), limit=limit - len(found))
     return found
 
@@ -207,7 +223,7 @@ async def records_of(storage: Storage, bot: str, *, user: int | None, chat: int 
 async def forget_all(storage: Storage, bot: str, *, user: int | None, chat: int | None, who: str) -> int:
     """Delete all records of a user or a chat in a bot, and return how many."""
     count = await FSM(bot, storage=storage, flows=[], run_timers=False).forget(user=user, chat=chat)
-    log_write(who, f"forgot {counted(count, 'record')} of {_tag(user, chat)} in {bot}")
+    await record_change(storage, who, f"forgot {counted(count, 'record')} of {_tag(user, chat)} in {bot}")
     return count
 
 
@@ -296,7 +312,7 @@ def _opened(storage: Storage, address: Address, stored: Stored, changes: Edit) -
 
 
 def _moved(head: OpenedHead, changes: Edit, address: Address, now: float) -> OpenedHead:
-    """Return the head of a conversation after a move by an operator, which ends the timeout of its state."""
+    """Return the head of a conversation after a move by an operator, which replaces the timeout of its state."""
     place, kept = head.place, opened_extension(head.extension, address)
     state = place.state if changes.state is KEEP else changes.state
     if changes.flow is not KEEP and changes.flow != place.flow:
@@ -308,4 +324,5 @@ def _moved(head: OpenedHead, changes: Edit, address: Address, now: float) -> Ope
         entered_at = with_entry("" if place.state is None else kept.entered_at, now)
         place = replaced(place, state=state)
     kept = replaced(kept, history=history, entered_at=entered_at, where=())
-    return with_timers(with_kept(replaced(head, place=place), kept), {TIMEOUT: None})
+    due = None if changes.timeout is None else now + changes.timeout
+    return with_timers(with_kept(replaced(head, place=place), kept), {TIMEOUT: due})

@@ -12,7 +12,7 @@ from stepwell.errors import Conflict, StepwellError, UnknownRun, UsageError, Ver
 from stepwell.nodes import Answered, NodeFlow, Run, RunHistory
 from stepwell.nodes.engine import FINAL, OpenWait, flow_of_wait, history, status, table_of, unknown_calls
 from stepwell.nodes.engine import answer as answer_wait
-from stepwell.operate.log import log_write
+from stepwell.operate.audit import ChangedThing, record_change
 from stepwell.operate.masking import hidden_texts, masked, masked_field, masked_text
 from stepwell.operate.record import version_text
 
@@ -181,16 +181,19 @@ async def cancel(storage: Storage, given: str, reason: str | None, *, who: str) 
     """Cancel a run, wait until it has ended, and return it. The code of its flow is not needed."""
     run = await show_run(storage, given)
     await _stand_in(run).cancel(run.flow_id, reason, storage=storage)
-    log_write(who, f"cancelled run {run.flow_id}")
-    return await show_run(storage, run.flow_id)
+    now = await show_run(storage, run.flow_id)
+    after = {"status": now.status, **({} if reason is None else {"reason": reason})}
+    await _record(storage, run, who, f"cancelled run {run.flow_id}", after)
+    return now
 
 
 async def pause(storage: Storage, given: str, *, who: str) -> Run:
     """Pause a run, wait until it has stopped, and return it. The code of its flow is not needed."""
     run = await show_run(storage, given)
     await _stand_in(run).pause(run.flow_id, storage=storage)
-    log_write(who, f"paused run {run.flow_id}")
-    return await show_run(storage, run.flow_id)
+    now = await show_run(storage, run.flow_id)
+    await _record(storage, run, who, f"paused run {run.flow_id}", {"status": now.status})
+    return now
 
 
 def wait_of(run: Run, given: str) -> OpenWait:
@@ -210,14 +213,14 @@ async def answer(storage: Storage, wait_id: str, value: Any, *, who: str) -> Non
     answered = await answer_wait(_stand_in(run), wait_id, value, storage=storage, by=who)
     if not answered:
         raise AlreadyAnswered(run.flow_id, wait_id, answered)
-    log_write(who, f"answered {wait_id} of run {run.flow_id}")
+    await _record(storage, run, who, f"answered {wait_id} of run {run.flow_id}", {"answer": shown_value(value)})
 
 
 async def retry(storage: Storage, run: Run, *, who: str) -> bool:
     """Put a failed, stuck or paused run into the queue again, and return whether it was; a worker continues it."""
     done = bool(await _stand_in(run).retry([run.flow_id], storage=storage))
     if done:
-        log_write(who, f"put run {run.flow_id} into the queue again")
+        await _record(storage, run, who, f"put run {run.flow_id} into the queue again", {"status": "queued"})
     return done
 
 
@@ -229,7 +232,12 @@ async def called_again(storage: Storage, run: Run) -> list[str]:
 async def complete(storage: Storage, run: Run, node: str, result: Any, item: int | None, *, who: str) -> None:
     """Say what a call of a stuck run has returned, whose outcome is unknown; a worker continues the run."""
     await _stand_in(run).complete(run.flow_id, node, result=result, item=item, storage=storage)
-    log_write(who, f"completed {node} of run {run.flow_id}")
+    await _record(storage, run, who, f"completed {node} of run {run.flow_id}", {"result": shown_value(result)})
+
+
+async def _record(storage: Storage, run: Run, who: str, what: str, after: dict[str, Any]) -> None:
+    before = {"status": run.status} if "status" in after else None
+    await record_change(storage, who, what, ChangedThing("run", "", run.flow_id), before=before, after=after)
 
 
 def _stand_in(run: Run) -> NodeFlow:

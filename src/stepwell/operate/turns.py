@@ -21,7 +21,7 @@ from stepwell.engine import (
     quoted,
 )
 from stepwell.errors import StepwellError, StoredDataError
-from stepwell.operate.log import log_write
+from stepwell.operate.audit import ChangedThing, record_change
 from stepwell.operate.record import keys_of
 from stepwell.operate.search import pages
 from stepwell.turns import Decided, FailedTurn, Message, Turns, TurnStatus
@@ -35,6 +35,7 @@ __all__ = [
     "decide",
     "drop",
     "listed_conversations",
+    "reply",
     "retry",
     "show_conversation",
     "stop",
@@ -69,6 +70,8 @@ class ConversationView:
     #: ``None`` if it cannot be read.
     status: TurnStatus | None
     damage: str | None = None
+    #: The ids of its chats.
+    chats: tuple[str, ...] = ()
 
     @property
     def since(self) -> float | None:
@@ -96,6 +99,7 @@ class ConversationView:
             "shuts_at": status.shuts_at,
             "questions": [{**asdict(each), "text": masked_text(each.text)} for each in status.questions],
             "tools": [asdict(each) for each in status.tools],
+            "text": masked_text(status.text),
             "unsent": status.unsent,
             "send_at": status.send_at,
             "failed": [
@@ -119,17 +123,20 @@ async def listed_conversations(
     *,
     state: str | None = None,
     failed: bool = False,
+    after: str | None = None,
     on_look: Callable[[int], None] | None = None,
+    on_page: Callable[[str], None] | None = None,
 ) -> AsyncIterator[ListedConversation]:
     """Yield the conversations of a bot or of all, those in a state, or those with failed turns.
 
-    A state is found by an index, and failed turns of one bot too. ``on_look`` is called with the number of records
-    read, after each page.
+    A state is found by an index, and failed turns of one bot too. ``after``: the key of the record of a conversation,
+    as text; the list continues behind it. ``on_look`` is called with the number of records read, after each page;
+    before that, ``on_page`` is called with the key of the last one.
     """
     options: dict[str, Any] = {} if state is None else {"state": state}
     query = Query(TURNS, tag=log_tag(bot, "failed") if failed and bot is not None else None, **options)
     looked = 0
-    async for page in pages(storage, query):
+    async for page in pages(storage, query, after):
         for address, _ in page:
             looked += 1
             if bot is not None and decode_key(address.key)[0] != bot:
@@ -139,6 +146,8 @@ async def listed_conversations(
                 continue
             if not failed or (found.status is not None and found.status.failed):
                 yield ListedConversation(found, looked)
+        if on_page is not None and page:
+            on_page(page[-1][0].key)
         if on_look is not None:
             on_look(looked)
 
@@ -164,7 +173,7 @@ async def stop(storage: Storage, view: ConversationView, *, who: str) -> bool:
     turn = None if view.status is None else view.status.turn
     if turn is None or not await _turns_of(storage, view).stop(_conversation(view), turn=turn):
         return False
-    log_write(who, f"stopped the turn {turn} of {view.bot} {view.key}")
+    await _record(storage, view, who, f"stopped the turn {turn} of {view.bot} {view.key}")
     return True
 
 
@@ -172,17 +181,27 @@ async def decide(
     storage: Storage, view: ConversationView, choice: str, *, question: int | None, by: int | str | None, who: str
 ) -> Decided:
     """Answer a question of the turn that was shown."""
-    decided = await _turns_of(storage, view).decide(_conversation(view), choice, by=by, name=who, question=question)
+    turn = None if view.status is None else view.status.turn
+    decided = await _turns_of(storage, view).decide(
+        _conversation(view), choice, by=by, name=who, question=question, turn=turn
+    )
     if decided:
-        log_write(who, f"answered a question of {view.bot} {view.key}")
+        after = {"answer": choice, **({} if by is None else {"in the name of": by})}
+        await _record(storage, view, who, f"answered a question of {view.bot} {view.key}", after)
     return decided
+
+
+async def reply(storage: Storage, view: ConversationView, text: str, *, who: str) -> None:
+    """Store a message to the chat of a conversation; a worker sends it, after the calls that are not sent yet."""
+    await _turns_of(storage, view).reply(_conversation(view), text)
+    await _record(storage, view, who, f"replied in {view.bot} {view.key}", {"text": text})
 
 
 async def retry(storage: Storage, view: ConversationView, failed: FailedTurn, *, who: str) -> bool:
     """Let the messages of a failed turn wait for a turn again; ``False`` if somebody has done so or dropped it."""
     done = await _turns_of(storage, view).retry(failed.id)
     if done:
-        log_write(who, f"retried the failed turn {failed.id} of {view.bot} {view.key}")
+        await _record(storage, view, who, f"retried the failed turn {failed.id} of {view.bot} {view.key}")
     return done
 
 
@@ -190,8 +209,24 @@ async def drop(storage: Storage, view: ConversationView, failed: FailedTurn, *, 
     """Remove a failed turn with its messages; ``False`` if it is gone."""
     done = await _turns_of(storage, view).drop(failed.id)
     if done:
-        log_write(who, f"dropped the failed turn {failed.id} of {view.bot} {view.key}")
+        before = {"error": failed.error, "messages": list(failed.texts)}
+        what = f"dropped the failed turn {failed.id} of {view.bot} {view.key}"
+        await _record(storage, view, who, what, before=before)
     return done
+
+
+async def _record(
+    storage: Storage,
+    view: ConversationView,
+    who: str,
+    what: str,
+    after: dict[str, Any] | None = None,
+    *,
+    before: dict[str, Any] | None = None,
+) -> None:
+    stored: Stored | None = await storage.perform(Get(view.address))
+    subject = ChangedThing("turn", view.bot, view.key, () if stored is None else stored.tags)
+    await record_change(storage, who, what, subject, before=before, after=after)
 
 
 async def _view(storage: Storage, address: Address) -> ConversationView | None:
@@ -208,6 +243,7 @@ async def _view(storage: Storage, address: Address) -> ConversationView | None:
     return ConversationView(
         bot=bot, key=encode_key(conversation), name=name, address=address,
         written_at=stored.written_at, status=status, damage=damage,
+        chats=tuple(tag[5:].partition(" ")[0] for tag in stored.tags if tag.startswith("chat:")),
     )  # fmt: skip
 
 

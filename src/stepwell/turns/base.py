@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 from stepwell import Storage
 from stepwell.codec.effects import Replay
 from stepwell.engine import Address
-from stepwell.fsm import Update
+from stepwell.fsm import Update, keys
 from stepwell.texts import Formatting, MakeCall
 from stepwell.turns.clock import StorageClock
 from stepwell.turns.message import Message
@@ -63,6 +63,10 @@ class TurnsBase(ABC):
     @abstractmethod
     def conversation_of(self, update: Update) -> Any:
         """Return the conversation of an update; ``None`` if it belongs to none."""
+
+    @abstractmethod
+    def where_by_key(self, conversation: Any) -> keys.Where:
+        """Return where answers go by the key of a conversation; nothing if the key has no chat."""
 
     @abstractmethod
     def update_id_of(self, update: Update) -> int | str | None:

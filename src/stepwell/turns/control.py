@@ -6,14 +6,26 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-from stepwell.engine import Address, Change, Stored, quoted, replaced
+from stepwell.engine import KEEP, Address, Change, Stored, quoted, replaced
 from stepwell.errors import InvalidOption
 from stepwell.fsm import Update
+from stepwell.fsm.keys import Where, params_of
 from stepwell.texts import fit
 from stepwell.turns.base import TurnsBase
+from stepwell.turns.message import Message
 from stepwell.turns.policy import may_answer, stopped, with_answer
-from stepwell.turns.record import Answer, OpenQuestion, TurnTable, change_of, draft_id_of, table_of
+from stepwell.turns.record import (
+    WORKING_PARTS,
+    Answer,
+    OpenQuestion,
+    TurnTable,
+    change_of,
+    draft_id_of,
+    send_part,
+    table_of,
+)
 from stepwell.turns.running.question import MARK, PRESS
+from stepwell.turns.status import status_of
 
 __all__ = ["Controls", "Decided"]
 
@@ -104,15 +116,54 @@ class Controls:
             turns.wake()
         return stopped_now or named
 
+    async def reply(self, conversation: Any, text: str, params: Mapping[str, Any]) -> None:
+        """Store a message, to be sent by a worker after the calls that are not sent yet."""
+        turns = self._turns
+        address = turns.address(conversation)
+        seal, now = turns.storage.seal(address), await turns.clock.now()
+
+        def decide(stored: Stored | None) -> Change:
+            table = table_of(seal, stored)
+            status = status_of(turns.storage, address, stored)
+            found = _where(
+                status.messages + status.waiting,
+                turns.where_by_key(conversation),
+                () if stored is None else stored.tags,
+            )
+            where = params_of(found) | dict(params)
+            if "chat_id" not in where:
+                raise InvalidOption(f"the chat of the conversation {quoted(conversation)} is not known; give chat_id=")
+            calls = fit([{"method": "sendMessage", **where, "text": text}], turns.formatting)
+            numbers = tuple(range(table.next_call, table.next_call + len(calls)))
+            names = [send_part(number) for number in numbers]
+            table = replaced(
+                table, next_call=table.next_call + len(calls), added=(*table.added, *numbers),
+                send_at=now if table.send_at is None else table.send_at,
+            )  # fmt: skip
+            parts = {name: seal.seal("p", name, call) for name, call in zip(names, calls, strict=True)}
+            tags = KEEP if stored is not None else (turns.tag(f"chat:{where['chat_id']}"),)
+            return change_of(turns.storage, address, turns.name, table, now=now, parts=parts, tags=tags)
+
+        await turns.storage.edit(address, decide, parts=WORKING_PARTS)
+        turns.storage.notify_soon(turns.topic_of(address))
+        turns.wake()
+
     async def decide(
-        self, conversation: Any, choice: str, *, by: int | str | None, name: str, question: int | None
+        self,
+        conversation: Any,
+        choice: str,
+        *,
+        by: int | str | None,
+        name: str,
+        question: int | None,
+        turn: str | None = None,
     ) -> Decided:
         """Answer an open question."""
         turns = self._turns
         address = turns.address(conversation)
 
         def find(table: TurnTable) -> tuple[OpenQuestion | None, str]:
-            asked = () if table.turn is None else table.turn.questions
+            asked = () if table.turn is None or turn not in (None, table.turn.id) else table.turn.questions
             found = [each for each in asked if question in (None, each.number)]
             still_open = [each for each in found if each.answer is None]
             if question is None and len(still_open) > 1:
@@ -172,6 +223,16 @@ class Controls:
             turns.storage.notify_soon(turns.topic_of(address))
             turns.wake()
         return decided, found
+
+
+def _where(messages: tuple[Message, ...], by_key: Where, tags: tuple[str, ...]) -> Where:
+    """Return the chat of a conversation: that of its last message, else the one in its key, if its tags agree."""
+    found = next((message.where for message in reversed(messages) if message.where), ())
+    chats = [tag.removeprefix("chat:").partition(" ")[0] for tag in tags if tag.startswith("chat:")]
+    if found or not chats or (by_key and str(by_key[0]) in chats):
+        return found or by_key
+    # With identity= the key says nothing.
+    return (int(chats[0]), None, None) if len(chats) == 1 and chats[0].lstrip("-").isdecimal() else ()
 
 
 def _judged(question: OpenQuestion | None, by: int | str | None, now: float) -> Decided:

@@ -47,6 +47,7 @@ __all__ = [
     "question_part",
     "send_part",
     "table_of",
+    "text_part",
     "tool_prefix",
 ]
 
@@ -166,6 +167,8 @@ class TurnTable(Struct, frozen=True, omit_defaults=True):
     #: When to send calls again that could not be sent, and how often that has failed.
     send_at: float | None = None
     send_failures: int = 0
+    #: The numbers of the calls that ``Turns.reply`` has added and that are not sent yet.
+    added: tuple[int, ...] = ()
     #: The turns that have failed, oldest first.
     failed: tuple[str, ...] = ()
     #: The last write under a claim, which finds itself here if its answer was lost.
@@ -248,6 +251,11 @@ def send_part(number: int) -> str:
 def question_part(turn: str, number: int) -> str:
     """Return the name of the part with the text of a question."""
     return f"q:{turn}:{number:04}"
+
+
+def text_part(turn: str) -> str:
+    """Return the name of the part with the text that a turn has written so far."""
+    return f"w:{turn}"
 
 
 def tool_prefix(turn: str) -> str:

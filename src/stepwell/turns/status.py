@@ -18,6 +18,7 @@ from stepwell.turns.record import (
     message_part,
     question_part,
     table_of,
+    text_part,
     tool_prefix,
 )
 
@@ -106,6 +107,8 @@ class TurnStatus:
     send_at: float | None
     failed: tuple[FailedTurn, ...]
     stopping: bool
+    #: The end of what the turn has written so far, a few seconds old.
+    text: str
 
 
 def status_of(storage: Storage, address: Address, stored: Stored | None) -> TurnStatus:
@@ -129,6 +132,7 @@ def status_of(storage: Storage, address: Address, stored: Stored | None) -> Turn
         send_at=table.send_at if table.send_failures else None,
         failed=_failed(seal, parts, table),
         stopping=turn is not None and turn.stop is not None,
+        text="" if turn is None or (name := text_part(turn.id)) not in parts else seal.value("p", name, parts[name]),
     )
 
 

@@ -232,16 +232,31 @@ class Turns(TurnsBase):
         by: int | str | None = None,
         name: str = "",
         question: int | None = None,
+        turn: str | None = None,
     ) -> Decided:
         """Answer an open question of a conversation: with an option, or with a text if it asks for a reply.
 
         ``by``: the id of who answers, which must be one of the approvers if the question has some. ``question``: its
-        number, if several are open. Only ``"accepted"`` is true in an ``if``.
+        number, if several are open. ``turn``: only a question of the turn with this id. Only ``"accepted"`` is true in
+        an ``if``.
         """
         check_instance(choice, str, "decide() takes an option or a text, got {}")
         check_instance(name, str, "decide(name=...) takes a text, got {}")
         check_instance(by, int | str, "decide(by=...) takes the id of a person, got {}", optional=True)
-        return await self._controls.decide(self._key_of(conversation), choice, by=by, name=name, question=question)
+        key = self._key_of(conversation)
+        return await self._controls.decide(key, choice, by=by, name=name, question=question, turn=turn)
+
+    async def reply(self, conversation: Any, text: str, **params: Any) -> None:
+        """Send a message to the chat of a conversation, as a person who takes over from the agent does.
+
+        It is stored first, and a worker sends it: at least once, after the answers that are not sent yet, also while a
+        turn runs. The agent does not see it; append to ``history(conversation)`` what it should know. ``params`` are
+        further parameters of ``sendMessage``.
+
+        Raises ``InvalidOption`` if the chat is not known, which is possible with ``identity=``; then pass ``chat_id=``.
+        """
+        check_text(text, "reply() takes a text, not {}")
+        await self._controls.reply(self._key_of(conversation), text, params)
 
     async def status(self, conversation: Any) -> TurnStatus:
         """Return what a conversation does now: its turn, the messages that wait, open questions, failed turns."""
@@ -366,6 +381,9 @@ class Turns(TurnsBase):
 
     def conversation_of(self, update: Update) -> Any:
         return self._key.extract(update)
+
+    def where_by_key(self, conversation: Any) -> keys.Where:
+        return keys.answer_to_key(self._key, conversation)
 
     def update_id_of(self, update: Update) -> int | str | None:
         if self._update_id is None:

@@ -10,8 +10,8 @@ from stepwell import Storage
 from stepwell.cli.command import Commands, add_command, add_yes, confirmed, with_storage
 from stepwell.cli.output import print_json, print_table, report
 from stepwell.cli.writes import user_name
-from stepwell.engine import counted
-from stepwell.operate.log import log_write
+from stepwell.engine import counted, masked_text
+from stepwell.operate.audit import record_change
 from stepwell.operate.records import check_bot
 
 __all__ = ["add"]
@@ -59,7 +59,9 @@ def _inbox(options: argparse.Namespace) -> int:
         if not confirmed(options, f"Put {counted(len(able), 'update')} back into the inbox?"):
             return 1
         await retry_aside(storage, options.bot, able)
-        log_write(user_name(), f"put {counted(len(able), 'update')} of {options.bot} back into the inbox")
+        await record_change(
+            storage, user_name(), f"put {counted(len(able), 'update')} of {options.bot} back into the inbox"
+        )
         told = f"put {counted(len(able), 'update')} back; the bot handles them after its next start"
         return report(options, {"retried": len(able)}, told)
 
@@ -68,5 +70,5 @@ def _inbox(options: argparse.Namespace) -> int:
 
 def _json(each: Any) -> dict[str, Any]:
     shown: dict[str, Any] = {**each._asdict()}
-    del shown["update"], shown["entry"]
-    return shown
+    del shown["update"], shown["entry"], shown["log"]
+    return shown | {"traceback": each.traceback and masked_text(each.traceback)}

@@ -15,7 +15,7 @@ from stepwell.cli.writes import user_name
 from stepwell.engine import counted, masked_text
 from stepwell.errors import BotApiError, InvalidOption
 from stepwell.fsm.engine import RefusedCall, refused_calls, refused_log
-from stepwell.operate.log import log_write
+from stepwell.operate.audit import record_change
 from stepwell.operate.masking import masked
 from stepwell.operate.outbox import UnsentCalls, change_unsent, unsent_calls
 from stepwell.operate.records import check_bot
@@ -91,7 +91,9 @@ async def _unsent(options: argparse.Namespace, storage: Storage, found: list[Uns
     changed = 0
     for each in found:
         changed += await change_unsent(storage, each, drop=options.drop)
-    log_write(user_name(), f"{done}: the unsent calls of {counted(changed, 'conversation')} of {options.bot}")
+    await record_change(
+        storage, user_name(), f"{done}: the unsent calls of {counted(changed, 'conversation')} of {options.bot}"
+    )
     return report(options, {"changed": changed}, f"{done}: the calls of {counted(changed, 'conversation')}")
 
 
@@ -113,7 +115,7 @@ async def _refused(options: argparse.Namespace, storage: Storage, found: list[Re
     if options.drop:
         for each in found:
             await refused_log(storage, options.bot, each.chat).remove(each.number)
-        log_write(user_name(), f"dropped {counted(len(found), 'refused call')} of {options.bot}")
+        await record_change(storage, user_name(), f"dropped {counted(len(found), 'refused call')} of {options.bot}")
         return report(options, {"dropped": len(found)}, f"dropped {counted(len(found), 'call')}")
     return await _send_again(options, storage, found, file)
 
@@ -138,7 +140,7 @@ async def _send_again(options: argparse.Namespace, storage: Storage, found: list
                 continue
             sent += 1
             await refused_log(storage, options.bot, each.chat).remove(each.number)
-    log_write(user_name(), f"sent {counted(sent, 'refused call')} of {options.bot} again")
+    await record_change(storage, user_name(), f"sent {counted(sent, 'refused call')} of {options.bot} again")
     told = [f"{each.method} to {each.chat}: {masked_text(why)}" for each, why in problems]
     text = "\n".join([f"sent {counted(sent, 'call')}", *told])
     report(options, {"sent": sent, "failed": told}, text)

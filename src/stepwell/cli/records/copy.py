@@ -18,7 +18,7 @@ from stepwell.cli.output import cell, note, report
 from stepwell.cli.writes import user_name
 from stepwell.engine import RUNS, Copied, count_extra, count_records, counted, decode_namespace
 from stepwell.errors import InvalidOption, UsageError
-from stepwell.operate.log import log_write
+from stepwell.operate.audit import log_write
 from stepwell.operate.records import check_bot
 
 __all__ = ["add"]

@@ -20,7 +20,7 @@ from stepwell.cli.output import cell, note, report
 from stepwell.cli.writes import user_name
 from stepwell.engine import counted, quoted
 from stepwell.errors import InvalidOption
-from stepwell.operate.log import log_write
+from stepwell.operate.audit import record_change
 
 __all__ = ["add"]
 
@@ -145,7 +145,9 @@ def _run(options: argparse.Namespace, work: Work) -> int:
         try:
             result = await work(storage, _progress(options))
             if not options.dry_run:
-                log_write(user_name(), f"imported {counted(result.written, 'record')} into {storage.location}")
+                await record_change(
+                    storage, user_name(), f"imported {counted(result.written, 'record')} into {storage.location}"
+                )
             return result
         finally:
             await storage.close()

@@ -12,7 +12,7 @@ from stepwell.cli.output import cell, note, report
 from stepwell.cli.writes import user_name
 from stepwell.engine import counted
 from stepwell.errors import UsageError
-from stepwell.operate.log import log_write
+from stepwell.operate.audit import record_change
 from stepwell.operate.records import check_bot
 
 __all__ = ["add"]
@@ -74,7 +74,7 @@ def _rotate(options: argparse.Namespace) -> int:
         if sys.stderr.isatty() and not options.json:
             print(file=sys.stderr)
         encrypted = f"encrypted {counted(rotated.rewritten, 'record')} with the key {key}"
-        log_write(user_name(), encrypted)
+        await record_change(storage, user_name(), encrypted)
         left: dict[str, Any] = {
             name: [address.text for address in found]
             for name, found in (("unreadable", rotated.unreadable), ("busy", rotated.busy))

@@ -12,7 +12,7 @@ from stepwell.cli.output import cell, note, print_json, report
 from stepwell.cli.writes import user_name
 from stepwell.engine import counted, encode_key
 from stepwell.fsm import FSM
-from stepwell.operate.log import log_write
+from stepwell.operate.audit import record_change
 
 __all__ = ["add"]
 
@@ -53,7 +53,7 @@ def _migrate(options: argparse.Namespace) -> int:
         for fsm in machines:
             done, failed = await fsm.migrate()
             told["migrated"][fsm.bot] = done
-            log_write(user_name(), f"migrated {counted(done, 'record')} of {fsm.bot}")
+            await record_change(storage, user_name(), f"migrated {counted(done, 'record')} of {fsm.bot}")
             told["failed"] += [{"bot": fsm.bot, "key": encode_key(key), "error": str(error)} for key, error in failed]
         if options.json:
             print_json(told)

@@ -19,7 +19,7 @@ from stepwell.errors import InvalidOption, Parked, StepwellError, UsageError
 from stepwell.nodes import Run
 from stepwell.nodes.engine import message_of
 from stepwell.operate import runs
-from stepwell.operate.log import log_write
+from stepwell.operate.audit import record_change
 from stepwell.operate.run_list import RunFilter, listed_runs
 
 __all__ = ["add"]
@@ -156,7 +156,7 @@ def _resume(options: argparse.Namespace) -> int:
             text = "put into the queue; a worker continues it" if done else "another process resumes it"
             now = run_json(await runs.show_run(storage, run.flow_id))
             return report(options, {"resumed": done, "run": now, **told}, text)
-        log_write(user_name(), f"resumed run {run.flow_id} here")
+        await record_change(storage, user_name(), f"resumed run {run.flow_id} here")
         try:
             shared = await flow.resume(options.id, storage=storage)
         except Parked as parked:

@@ -12,7 +12,7 @@ from stepwell.cli.command import Commands, add_command, add_yes, confirmed, with
 from stepwell.cli.output import moment, print_json, print_table, report
 from stepwell.cli.writes import user_name
 from stepwell.nodes import Schedules, ScheduleStatus
-from stepwell.operate.log import log_write
+from stepwell.operate.audit import record_change
 from stepwell.operate.runs import shown_value
 
 __all__ = ["add"]
@@ -54,7 +54,7 @@ def _schedules(options: argparse.Namespace) -> int:
         if not confirmed(options, f"{verb} this schedule?"):
             return 1
         await (known.pause(name) if options.pause is not None else known.resume(name))
-        log_write(user_name(), f"{done} schedule {name}")
+        await record_change(storage, user_name(), f"{done} schedule {name}")
         return report(options, {done: True, "schedule": _json(await known.get(name))}, done)
 
     return with_storage(options, listed if options.pause is None and options.resume is None else change)

@@ -24,7 +24,7 @@ from stepwell.slot import Slot
 from stepwell.storage import Storage
 from stepwell.texts import fit
 
-__all__ = ["STOP_TIMEOUT", "add", "deliver", "deliver_held", "finish", "take"]
+__all__ = ["STOP_TIMEOUT", "add", "deliver", "deliver_held", "finish", "leave_calls", "take"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -70,6 +70,26 @@ def add(fsm: Machine, slot: Slot, calls: list[dict[str, Any]] | None) -> Unsent 
     entry, earlier = (float(slot.time() + RETRY), 0, text), kept.outbox
     keep(slot, outbox=(*earlier, entry))
     return None if earlier else Unsent(entry, calls, kept.own_expiry)
+
+
+async def leave_calls(
+    storage: Storage, bot: str, key: Any, calls: list[dict[str, Any]], *, tags: tuple[str, ...] = (), wait: float = 10.0
+) -> None:
+    """Leave calls to the processes of a bot, which send them at least once, after those of the key that wait already.
+
+    ``tags``: those of a record that is made for them. Raises ``Busy`` if a handler holds the record.
+
+    Example::
+
+        from stepwell.fsm.engine import leave_calls
+
+        call = {"method": "sendMessage", "chat_id": 42, "text": "Somebody will look at it."}
+        await leave_calls(storage, "my_bot", (42, 42), [call], tags=("user:42",))
+    """
+    async with Slot(storage, bot, key, wait=wait) as slot:
+        entry = (float(slot.time()), 0, _text_of(slot, fit(calls)))
+        keep(slot, outbox=(*extension_of(slot).outbox, entry))
+        await slot.commit(expiry=schedule(slot, KEEP), tags=KEEP if slot.tags else tags)
 
 
 def _text_of(slot: Slot, calls: list[dict[str, Any]]) -> str:

@@ -14,6 +14,7 @@ from stepwell.codec.large import open_data, seal_data
 from stepwell.errors import CorruptRecord, InvalidOption, KeyMissing, RecordExists, StepwellError, VersionChanged
 from stepwell.options import check_instance, check_number
 from stepwell.record import (
+    AUDIT,
     INBOX,
     KEEP,
     LOGS,
@@ -314,7 +315,7 @@ class Facade(ABC):
 
 
 #: Namespaces whose records may be as large as those of runs.
-_LARGE_NAMESPACES = frozenset({INBOX, LOGS, RUNS, QUARANTINE, STREAMS, TURNS})
+_LARGE_NAMESPACES = frozenset({AUDIT, INBOX, LOGS, RUNS, QUARANTINE, STREAMS, TURNS})
 
 
 def _quarantine_of(address: Address) -> Address:

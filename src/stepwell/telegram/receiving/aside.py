@@ -1,17 +1,22 @@
-"""The updates that are set aside, because they cannot be read or end their process."""
+"""The updates that are set aside, because they cannot be read or end their process, and those that failed."""
 
 from __future__ import annotations
 
 import logging
+import time
+import traceback
 from typing import Any
 
 from stepwell.codec.json import to_json
+from stepwell.errors import StepwellError
 from stepwell.fsm import FSM, Update, UpdateSetAside
 from stepwell.fsm.events import emit, subscribers
 from stepwell.log import Log
+from stepwell.record import DAY
+from stepwell.storage import Storage
 from stepwell.telegram.calls.reading import number_in
 
-__all__ = ["ASIDE", "set_aside", "text_of"]
+__all__ = ["ASIDE", "FAILED", "failed_log", "keep_failed", "set_aside", "text_of"]
 
 logger: logging.Logger = logging.getLogger("stepwell.telegram")
 
@@ -20,6 +25,10 @@ ASIDE = "updates set aside"
 #: How many are kept, and how many characters of each.
 KEEP = 500
 LONGEST = 100_000
+#: The tag of the logs of updates whose handler has raised, one for each chat and user, so that ``fsm.forget`` finds
+#: them; how many each keeps, for how many seconds after the last one, and how many characters of a traceback.
+FAILED = "failed updates"
+KEEP_FAILED, KEPT_FAILED, LONGEST_TRACEBACK = 20, 7 * DAY, 8_000
 
 
 async def set_aside(fsm: FSM, found: Any, *, why: str, attempts: int = 0) -> None:
@@ -39,6 +48,31 @@ async def set_aside(fsm: FSM, found: Any, *, why: str, attempts: int = 0) -> Non
     fsm.aside += 1
     if fsm.subscribers or subscribers:
         emit(UpdateSetAside, fsm, None, None, update_id=number, chat=chat, why=why, attempts=attempts)
+
+
+def failed_log(storage: Storage, bot: str, chat: int | None, user: int | None) -> Log:
+    """Return the log of the updates of a user in a chat whose handler has raised."""
+    owners = [f"{name}:{peer}" for name, peer in (("chat", chat), ("user", user)) if peer is not None]
+    return Log(storage, bot, (FAILED, chat, user), ttl=KEPT_FAILED, tags=(FAILED, *owners))
+
+
+async def keep_failed(fsm: FSM, update: Update, error: BaseException) -> None:
+    """Keep an update whose handler has raised, for operators. Best effort: errors are logged."""
+    chat, user = update.chat, update.user
+    chat_id, user_id = None if chat is None else chat.id, None if user is None else user.id
+    found = "".join(traceback.format_exception(error))[-LONGEST_TRACEBACK:].encode(errors="replace").decode()
+    why = f"its handler raised {type(error).__name__}"
+    entry = {
+        "update_id": update.update_id, "chat": chat_id, "attempts": 1, "why": why,
+        "update": text_of(update.raw)[:LONGEST], "traceback": found, "at": time.time(),
+    }  # fmt: skip
+    try:
+        log = failed_log(fsm.storage, fsm.bot, chat_id, user_id)
+        (number,) = await log.append(entry)
+        if number > KEEP_FAILED:
+            await log.trim(keep=KEEP_FAILED)
+    except StepwellError as problem:
+        logger.warning("the failed update %s could not be kept: %s", update.update_id, problem)
 
 
 def text_of(found: Any) -> str:

@@ -16,6 +16,7 @@ from stepwell.fsm.admin import forgotten_places
 from stepwell.fsm.refusals import Origin, sending
 from stepwell.storage.transport.outage import OutageLog
 from stepwell.telegram.calls.client import BotClient
+from stepwell.telegram.receiving.aside import keep_failed
 from stepwell.telegram.receiving.press import Press
 from stepwell.telegram.sending.sender import Sender
 
@@ -113,6 +114,8 @@ class Unfinished:
                 raise
             key = _key_of(router, self.update)
             logger.exception("the handler of update %s failed (key %s)", self.update.update_id, key)
+            if router.fsm is not None and self.calls is None:
+                await keep_failed(router.fsm, self.update, error)
             self.calls = deque()
             if self.press is not None:
                 self.press.answer()

@@ -9,14 +9,15 @@ from stepwell.codec.json import from_json, to_json
 from stepwell.errors import StoredDataError
 from stepwell.fsm import Update
 from stepwell.log import Log
-from stepwell.record import INBOX, Change, Stored
+from stepwell.log.names import log_tag
+from stepwell.record import INBOX, LOGS, Change, Stored
 from stepwell.storage import Storage
 from stepwell.storage.operations import Apply, Get
 from stepwell.telegram.calls.reading import is_update
-from stepwell.telegram.receiving.aside import ASIDE
+from stepwell.telegram.receiving.aside import ASIDE, FAILED
 from stepwell.telegram.receiving.inbox import ATTEMPTS, KIND
 
-__all__ = ["UnfinishedUpdate", "retry_aside", "updates_aside", "updates_in_inbox"]
+__all__ = ["UnfinishedUpdate", "drop_aside", "retry_aside", "updates_aside", "updates_in_inbox"]
 
 
 class UnfinishedUpdate(NamedTuple):
@@ -33,6 +34,11 @@ class UnfinishedUpdate(NamedTuple):
     entry: int | None
     #: ``None`` if it cannot be handled again.
     update: dict[str, Any] | None
+    #: The key of that log.
+    log: Any = None
+    #: Where its handler has raised, and when.
+    traceback: str | None = None
+    at: float | None = None
 
 
 async def updates_in_inbox(storage: Storage, bot: str) -> list[UnfinishedUpdate]:
@@ -58,19 +64,28 @@ async def updates_in_inbox(storage: Storage, bot: str) -> list[UnfinishedUpdate]
 
 
 async def updates_aside(storage: Storage, bot: str) -> list[UnfinishedUpdate]:
-    """Return the updates that were set aside, in the order in which that happened."""
+    """Return the updates that were set aside, and then those whose handler has raised, each in their order."""
+    found = await _updates_in(storage, bot, ASIDE)
+    failed: list[UnfinishedUpdate] = []
+    async for entry in storage.scan(LOGS, tag=log_tag(bot, FAILED)):
+        failed += await _updates_in(storage, bot, entry.key[1])
+    return found + sorted(failed, key=lambda each: each.at or 0)
+
+
+async def _updates_in(storage: Storage, bot: str, key: Any) -> list[UnfinishedUpdate]:
     found: list[UnfinishedUpdate] = []
-    for number, value in await Log(storage, bot, ASIDE).read():
+    for number, value in await Log(storage, bot, key).read():
         try:
             update = from_json(value["update"])
         except ValueError:
             update = None
         if not is_update(update):
-            found.append(
-                UnfinishedUpdate(value["update_id"], value["chat"], None, value["attempts"], value["why"], number, None)
+            seen = UnfinishedUpdate(
+                value["update_id"], value["chat"], None, value["attempts"], value["why"], number, None
             )
         else:
-            found.append(_seen(update, value["attempts"], value["why"], number))
+            seen = _seen(update, value["attempts"], value["why"], number)
+        found.append(seen._replace(log=key, traceback=value.get("traceback"), at=value.get("at")))
     return found
 
 
@@ -82,10 +97,14 @@ async def retry_aside(storage: Storage, bot: str, updates: Sequence[UnfinishedUp
         str(each.update_id): seal.seal_body(KIND, str(each.update_id), to_json(each.update)) for each in updates
     }
     await storage.perform(Apply(address, Change(storage.ids(), parts=parts, limit=seal.limit)))
-    log = Log(storage, bot, ASIDE)
+    await drop_aside(storage, bot, updates)
+
+
+async def drop_aside(storage: Storage, bot: str, updates: Sequence[UnfinishedUpdate]) -> None:
+    """Remove updates that were set aside."""
     for each in updates:
         if each.entry is not None:
-            await log.remove(each.entry)
+            await Log(storage, bot, each.log or ASIDE).remove(each.entry)
 
 
 def _seen(update: dict[str, Any], attempts: int, why: str | None, entry: int | None) -> UnfinishedUpdate:

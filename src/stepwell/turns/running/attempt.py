@@ -18,7 +18,16 @@ from stepwell.turns.base import AttemptBase, RunnerBase
 from stepwell.turns.history import History
 from stepwell.turns.message import Message
 from stepwell.turns.policy import cut
-from stepwell.turns.record import Running, StopReason, TurnTable, change_of, kept_prefix, message_part, table_of
+from stepwell.turns.record import (
+    Running,
+    StopReason,
+    TurnTable,
+    change_of,
+    kept_prefix,
+    message_part,
+    table_of,
+    text_part,
+)
 from stepwell.turns.running.display import Display
 from stepwell.turns.running.held import HeldRecord
 from stepwell.turns.running.question import Decision, Questions
@@ -35,6 +44,9 @@ T = TypeVar("T")
 CLOSE_TIMEOUT: Final = 3.0
 #: Seconds between two looks at the record of a suspended attempt.
 WATCH_SUSPENDED: Final = 60.0
+#: Seconds between two writes of the text so far, for people who look from outside, and how many characters it has.
+SHOW_EVERY: Final = 3.0
+SHOWN: Final = 4096
 
 
 class Attempt(AttemptBase):
@@ -69,6 +81,9 @@ class Attempt(AttemptBase):
         #: Set when a suspended attempt goes on.
         self._resumed = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
+        #: When the text so far was stored last, or the attempt began.
+        self._stored_at = asyncio.get_running_loop().time()
+        self._stored_text = ""
         #: The task of the handler.
         self.task: asyncio.Task[None] = asyncio.create_task(self._run(), name=f"stepwell-turn {turn.id}")
 
@@ -376,7 +391,20 @@ class Attempt(AttemptBase):
             self.take_news(turn)
         if turn.check is not None and turn.stop is None:
             await self._heartbeat(turn.check)
+        if table.added and table.send_at is not None and table.send_at <= slot.time() and slot.holding:
+            await self.deliver()
+        await self._store_text()
         return None
+
+    async def _store_text(self) -> None:
+        """Store the text so far, if the turn has been writing for a while."""
+        now = asyncio.get_running_loop().time()
+        if now - self._stored_at < SHOW_EVERY or not self.record.slot.holding or self.task_ended:
+            return
+        text, self._stored_at = self.text[-SHOWN:], now
+        if text and text != self._stored_text:
+            self._stored_text, name = text, text_part(self.turn_id)
+            await self.store({name: self.record.seal.seal("p", name, text)})
 
     async def _heartbeat(self, check: float) -> None:
         """Move the time at which another worker looks after the turn, before it is reached."""

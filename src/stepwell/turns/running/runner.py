@@ -35,7 +35,9 @@ from stepwell.turns.record import (
     kept_prefix,
     message_part,
     question_part,
+    send_part,
     table_of,
+    text_part,
     tool_prefix,
 )
 from stepwell.turns.running.attempt import Attempt
@@ -177,11 +179,18 @@ class Runner(RunnerBase):
     async def deliver(self, record: HeldRecord) -> bool:
         """Send the stored calls in order, and remove each; ``False`` if one cannot be sent now."""
         async with record.sending:
-            while names := sorted(name for name in record.parts if name.startswith("s:")):
+            while names := await self._unsent(record):
                 for place, name in enumerate(names, 1):
                     if not await self._deliver_one(record, name, is_last=place == len(names)):
                         return False
         return True
+
+    async def _unsent(self, record: HeldRecord) -> list[str]:
+        """Return the names of the parts with calls to send, with those that were added beside the claim."""
+        added = [name for number in record.table.added if (name := send_part(number)) not in record.parts]
+        if added:
+            await record.read_parts(added)
+        return sorted(name for name in record.parts if name.startswith("s:"))
 
     async def _deliver_one(self, record: HeldRecord, name: str, *, is_last: bool) -> bool:
         call = record.seal.value("p", name, record.parts[name])
@@ -197,8 +206,23 @@ class Runner(RunnerBase):
             if not await self._is_final(record, call, error, failures):
                 await self._send_later(record, failures)
                 return False
+
         # Until the last one is sent, a worker looks after the others.
-        await record.write(_sent if is_last else _sent_one, {name: None}, keep=_has_work if is_last else _always)
+        def sent(table: TurnTable) -> TurnTable:
+            left = tuple(number for number in table.added if send_part(number) != name)
+            done = is_last and not left
+            return replaced(table, added=left, send_at=None if done else table.send_at, send_failures=0)
+
+        def keep(table: TurnTable) -> bool:
+            return not is_last or bool(table.added) or _has_work(table)
+
+        removal = asyncio.ensure_future(record.write(sent, {name: None}, keep=keep))
+        try:
+            await asyncio.shield(removal)
+        except asyncio.CancelledError:
+            # It was sent, so that a removal that is cancelled would send it twice.
+            await asyncio.wait({removal}, timeout=STOP_TIMEOUT)
+            raise
         return record.slot.holding
 
     async def _is_final(self, record: HeldRecord, call: Mapping[str, Any], error: BaseException, failures: int) -> bool:
@@ -332,7 +356,10 @@ class Runner(RunnerBase):
 
         # First, so that the task that serves the answer finds it.
         self.suspended[record.address] = attempt
-        if await record.write(waits, keep=lambda table: False):
+        # A call of somebody else may be under way, whose removal needs the claim.
+        async with record.sending:
+            suspended = await record.write(waits, keep=lambda table: False)
+        if suspended:
             return True
         del self.suspended[record.address]
 
@@ -479,6 +506,7 @@ class Runner(RunnerBase):
             # Those of a failed turn are there if it is tried again.
             names += [] if failed else _own_parts(record, turn)
             names += [question_part(turn.id, each.number) for each in before.turn.questions]
+            names += [name for name in [text_part(turn.id)] if name in record.parts]
             for each in dropped_failures:
                 names += [failed_part(each), *_parts_of_failed(record, each)]
             changed: dict[str, str | None] = dict.fromkeys(names)
@@ -544,10 +572,6 @@ def _part_of(message: Any) -> str:
     return message_part(message.seq)
 
 
-def _always(table: TurnTable) -> bool:
-    return True
-
-
 def _has_turn(table: TurnTable) -> bool:
     return table.turn is not None
 
@@ -565,14 +589,6 @@ def _error_text(error: BaseException) -> str:
         text = name
     # The name of a file may contain what no text has.
     return masked_text(text.encode("utf-8", "replace").decode())[:LONGEST_ERROR]
-
-
-def _sent_one(table: TurnTable) -> TurnTable:
-    return replaced(table, send_failures=0) if table.send_failures else table
-
-
-def _sent(table: TurnTable) -> TurnTable:
-    return replaced(table, send_at=None, send_failures=0) if table.send_at is not None else table
 
 
 def _goes_on(turn: Running, now: float) -> bool:
