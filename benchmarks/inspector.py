@@ -26,8 +26,8 @@ from tests.servers.postgres import PostgresServer
 from stepwell import MemoryStorage, PostgresStorage, SQLiteStorage, Storage
 from stepwell.errors import Parked
 from stepwell.inspector.flows import KnownFlows
+from stepwell.inspector.pages import VIEWS
 from stepwell.inspector.subject import COUNTED, Subject
-from stepwell.inspector.views import VIEWS
 from stepwell.nodes import Node, NodeFlow, Wait, linear
 from stepwell.operate.counts import all_counts
 from stepwell.operate.records import RecordFilter, listed

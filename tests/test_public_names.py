@@ -131,8 +131,8 @@ FOR_TOOLS = {
     "stepwell.turns.engine": ["State", "WORKING_PARTS", "status_of"],
     "stepwell.nodes.engine": [
         "DurableStep", "FINAL", "OpenWait", "QueuedRun", "RunTasks", "Status", "answer", "carry_trace", "durable_step",
-        "flow_of_index", "flow_of_wait", "graph_of", "history", "is_queued", "message_of", "observe_submits",
-        "program_of", "run_of", "status", "table_of", "unknown_calls",
+        "flow_of_index", "flow_of_wait", "graph_of", "history", "holder_of", "is_queued", "message_of",
+        "observe_submits", "program_of", "run_of", "status", "table_of", "unknown_calls",
     ],
     "stepwell.telegram.engine": [
         "HEALTH", "Message", "Receive", "Send", "TELEGRAM", "call_at_start", "collect_less_often", "drop_aside",

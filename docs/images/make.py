@@ -147,7 +147,7 @@ async def inspect(browser: Browser, server: InspectorServer) -> list[Image.Image
         await expect(page.locator(".card").first).not_to_contain_text("not in the flow")
         await step("History")
         await page.goto(f"{server.address}#/run?id=charging-1001")
-        await step("charging-1001", "Nodes")
+        await step("charging-1001", "Timeline")
         save(pictures[-1], "inspector-run")
     return pictures
 

@@ -87,7 +87,7 @@ async def test_a_failed_run_is_resumed_after_its_cause_is_fixed_and_finishes(
         await visit.press("Retry")
         await visit.confirm("Retry")
         await expect(visit.card("charge-1")).to_contain_text("finished")
-        await expect(visit.card("Nodes").get_by_role("row", name="Charge")).to_contain_text("ms")
+        await expect(visit.card("Timeline").get_by_role("row", name="Charge")).to_contain_text("ms")
         await expect(visit.page.get_by_role("button", name="Retry")).to_have_count(0)
 
 
@@ -96,7 +96,7 @@ async def test_a_run_is_paused_resumed_and_cancelled(visits: Any) -> None:
     await visit.open("run?id=queued-1")
     await visit.press("Pause")
     await visit.confirm("Pause")
-    status = visit.card("queued-1").locator(".pill")
+    status = visit.card("queued-1").locator(".status")
     await expect(status).to_have_text("paused")
     await visit.press("Resume")
     await visit.confirm("Retry")

@@ -13,9 +13,8 @@ from starlette.routing import Mount
 
 from stepwell.errors import InvalidOption, Parked
 from stepwell.inspector import Inspector, inspector
-from stepwell.inspector.actions import ACTIONS
 from stepwell.inspector.app import FILES, MAX_REQUEST, METRICS
-from stepwell.inspector.views import VIEWS
+from stepwell.inspector.pages import ACTIONS, VIEWS
 from stepwell.nodes import Wait, linear
 from stepwell.operate.runs import record_of_run
 from stepwell.storage import Storage, open_storage

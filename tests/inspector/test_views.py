@@ -13,21 +13,24 @@ import pytest
 
 from stepwell import MemoryStorage, Secret, record_type
 from stepwell.fsm import FSM, Flow, state
-from stepwell.inspector import subject, views
+from stepwell.inspector import inspector, requests, subject
 from stepwell.inspector.flows import KnownFlows
 from stepwell.inspector.subject import Subject
-from stepwell.nodes import Node, NodeFlow, RunFailed
+from stepwell.nodes import Limit, Node, NodeFlow, RunFailed, worker
 from stepwell.operate.counts import AllCounts, all_counts
 from stepwell.operate.masking import MASK
+from stepwell.operate.processes import processes
 from stepwell.operate.records import Count
 from stepwell.operate.run_list import RunCount
 from stepwell.operate.runs import show_run
 from stepwell.storage import Storage
 from tests.constants import Constants
-from tests.inspector.conftest import Browser, app_of
+from tests.inspector import shop
+from tests.inspector.conftest import TOKEN, Browser, app_of
+from tests.until import until
 
 
-async def get(client: httpx.AsyncClient, name: str, **params: Any) -> Any:
+async def get(client: httpx.AsyncClient, name: str, /, **params: Any) -> Any:
     answer = await client.get(f"/api/{name}", params=params)
     assert answer.status_code == 200, answer.text
     return answer.json()[name]
@@ -112,7 +115,7 @@ async def test_a_search_by_a_field_continues_where_it_ended(
     storage: Storage, browse: Browser, monkeypatch: pytest.MonkeyPatch, constants: Constants, limit: str
 ) -> None:
     client = await browse(app_of(storage))
-    monkeypatch.setattr(views, limit, {"LOOKED": 1, "SECONDS": 0}[limit])
+    monkeypatch.setattr(requests, limit, {"LOOKED": 1, "SECONDS": 0}[limit])
     constants(search_page=1)
     keys, looked, after = [], 0, {}
     for _ in range(4):
@@ -354,16 +357,17 @@ async def test_a_run_is_shown_with_errors_waits_progress_and_queue(storage: Stor
     parked = await get(client, "run", id="approve-1")
     assert [wait["question"] for wait in parked["waits"]] == [{"text": "Approve it?", "token": MASK}]
     queued = await get(client, "run", id="queued-1")
-    assert (queued["status"], queued["priority"], queued["partition"]) == ("queued", 3, '"eu"')
+    assert (queued["status"], queued["priority"], queued["partition"]) == ("queued", 3, "eu")
     assert queued["queue"]
     assert [row["flow_id"] for row in (await get(client, "runs", status="failed", flow="packing"))["rows"]] == [
         "pack-1"
     ]
     batch = await get(client, "run", id="pack-1")
     assert batch["progress"] == [{"node": "Pack", "done": 2, "total": 5}]
-    (each,) = batch["completed"]
+    each, failure = batch["history"]
     assert (each["node"], each["attempts"], each["duration"] < 60) == ("Count", 1, True)
     assert abs(each["started_at"] - batch["started_at"]) < 60
+    assert (failure["node"], failure["action"], failure["error"]) == ("Pack", None, ["RuntimeError", "no more boxes"])
 
 
 async def test_the_runs_at_each_node_are_counted(storage: Storage, browse: Browser, constants: Constants) -> None:
@@ -386,6 +390,101 @@ async def test_the_runs_at_each_node_are_counted(storage: Storage, browse: Brows
     assert (len(found["nodes"]), found["all_nodes"]) == (2, False)
 
 
+SORTED: list[tuple[str, list[str]]] = [
+    ("run", ["approve-1", "charge-1", "pack-1", "queued-1"]),
+    ("-run", ["queued-1", "pack-1", "charge-1", "approve-1"]),
+    ("started", ["charge-1", "approve-1", "pack-1", "queued-1"]),
+    ("waiting", ["queued-1", "pack-1", "approve-1", "charge-1"]),
+    ("-priority", ["queued-1"]),
+    ("partition", ["queued-1"]),
+]
+
+
+async def test_runs_are_sorted_and_those_that_need_a_look_are_first(
+    storage: Storage, browse: Browser, constants: Constants
+) -> None:
+    client = await browse(app_of(storage))
+    assert [row["status"] for row in (await get(client, "runs"))["rows"]] == ["failed", "failed", "parked", "queued"]
+    for sort, ids in SORTED:
+        found = await get(client, "runs", sort=sort)
+        assert (sort, [row["flow_id"] for row in found["rows"]][: len(ids)]) == (sort, ids)
+        assert (found["sorted"], found["all"]) == (4, True)
+    constants(views_page=3)
+    first = await get(client, "runs", sort="run")
+    second = await get(client, "runs", sort="run", after=first["after"])
+    assert [row["flow_id"] for row in (*first["rows"], *second["rows"])] == SORTED[0][1]
+    assert second["after"] is None
+    constants(views_looked=1, search_page=1)
+    assert (await get(client, "runs", sort="run"))["all"] is False
+
+
+@pytest.mark.every_backend
+async def test_queues_show_their_order_and_who_works_them_off(
+    storage: Storage, browse: Browser, constants: Constants
+) -> None:
+    constants(presence_first=0.01)
+    client = await browse(app_of(storage))
+    approval = shop.flows()[2]
+    for number in range(3):
+        await approval.submit({}, storage=storage, flow_id=f"waits-{number}", priority=number)
+    await approval.submit({}, storage=storage, flow_id="queued-2", partition="eu")
+    found = await get(client, "queues")
+    rows = {row["partition"]: row for row in found["rows"]}
+    assert (rows[None]["waiting"], rows[None]["next"]["flow_id"], rows[None]["workers"]) == (4, "queued-1", 0)
+    assert (rows['"eu"']["waiting"], rows['"eu"']["holder"]) == (1, "queued-1")
+    order = await get(client, "queue", name=rows[None]["name"])
+    assert [(row["place"], row["flow_id"]) for row in order["rows"]] == [
+        (1, "queued-1"),
+        (2, "waits-2"),
+        (3, "waits-1"),
+        (4, "waits-0"),
+    ]
+    constants(views_page=3)
+    first = await get(client, "queue", name=rows[None]["name"])
+    second = await get(client, "queue", name=rows[None]["name"], after=first["after"])
+    assert ([row["place"] for row in second["rows"]], second["after"]) == ([4], None)
+    others = NodeFlow(Node(), name="others")
+    async with worker([others], storage=storage, limits={others: Limit(everywhere=5)}):
+        (worked,) = await until(lambda: processes(storage, limit=9))
+    assert (worked.concurrency, worked.limits["others"]["everywhere"]) == (32, 5)
+
+
+async def test_the_shared_state_of_a_run_is_edited_under_its_version(storage: Storage, browse: Browser) -> None:
+    client = await browse(app_of(storage, allow_write=True))
+    shown = await get(client, "run", id="charge-1")
+    change = {"id": "charge-1", "version": shown["version"], "field": "order", "value": '{"number": 7}'}
+    assert (await client.post("/api/set_shared", json=change)).json()["run"]["shared"]["order"] == {"number": 7}
+    late = await client.post("/api/remove_shared", json=change)
+    assert (late.status_code, late.json()["conflict"]) == (409, True)
+    shown = await get(client, "run", id="charge-1")
+    removed = await client.post("/api/remove_shared", json={**change, "version": shown["version"]})
+    assert "order" not in removed.json()["run"]["shared"]
+    async with worker([NodeFlow(Node(name="Charge"), name="charging")], storage=storage):
+        shown = await get(client, "run", id="charge-1")
+        await client.post("/api/retry", json={"id": "charge-1", "version": shown["version"]})
+        await until(lambda: get(client, "run", id="charge-1"), lambda run: run["status"] == "finished")
+    shown = await get(client, "run", id="charge-1")
+    ended = await client.post("/api/set_shared", json={**change, "version": shown["version"]})
+    assert (ended.status_code, "does not go on" in ended.json()["error"]) == (400, True)
+
+
+async def test_a_run_is_retried_and_forked_at_a_node(storage: Storage, browse: Browser) -> None:
+    client = await browse(app_of(storage, allow_write=True))
+    flows = {flow["name"]: flow["paths"] for flow in (await get(client, "flows"))["runs"]}
+    assert flows["packing"] == ["Count", "Pack"]
+    shown = await get(client, "run", id="pack-1")
+    subject = {"id": "pack-1", "version": shown["version"]}
+    forked = (await client.post("/api/fork", json={**subject, "at": "Count"})).json()["forked"]
+    assert (await get(client, "run", id=forked))["forked_from"] == "pack-1"
+    again = (await client.post("/api/retry_at", json={**subject, "at": "Count"})).json()["run"]
+    assert (again["status"], again["node"]) == ("queued", "Count")
+    unknown = await client.post("/api/fork", json={**subject, "version": again["version"], "at": "Cont"})
+    assert (unknown.status_code, "did you mean 'Count'" in unknown.json()["error"]) == (400, True)
+    other = await browse(inspector(storage, token=TOKEN, allow_write=True))
+    refused = await other.post("/api/fork", json={**subject, "version": again["version"], "at": "Count"})
+    assert (refused.status_code, "start it with the file of your flows" in refused.json()["error"]) == (400, True)
+
+
 UNKNOWN: list[tuple[str, dict[str, str], int]] = [
     ("record", {"bot": "shop", "key": "(1,1)"}, 404),
     ("record", {}, 400),
@@ -393,6 +492,8 @@ UNKNOWN: list[tuple[str, dict[str, str], int]] = [
     ("records", {"user": "x"}, 400),
     ("records", {"field": "city"}, 400),
     ("runs", {"status": "odd"}, 400),
+    ("runs", {"sort": "luck"}, 400),
+    ("queue", {"name": "nothing"}, 404),
     ("run", {"id": "nothing"}, 404),
     ("nothing", {}, 404),
 ]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
 
 from stepwell.fsm import FSM, Flow, state
 from stepwell.nodes import Node, NodeFlow, worker
-from stepwell.operate.processes import ProcessView, processes
+from stepwell.operate.processes import ProcessView, last_hour, processes
 from stepwell.record import PROCESSES, Address
 from stepwell.storage import KeyValueStorage, Storage, copy_records, open_storage
 from tests.backends import Backend
@@ -90,15 +91,68 @@ async def test_a_process_is_seen_only_if_it_writes_its_presence() -> None:
         async with shop, worker([flow], storage=storage, presence=False):
             async with FSM("seen", storage=storage, flows=[Order], run_timers=False):
                 await seen(storage)
-            assert {name for each in await processes(storage, limit=10) for name in each.names} == {"seen"}
+                assert {name for each in await processes(storage, limit=10) for name in each.names} == {"seen"}
+            # A process that stops is not seen any more.
+            assert await processes(storage, limit=10) == []
 
 
 async def test_a_process_that_ended_is_forgotten(constants: Constants) -> None:
-    constants(presence_kept=0.05)
+    constants(presence_kept=0.05, presence_history_kept=0.05)
     async with open_storage("memory://", sweep_every=0.02) as storage:
         async with FSM("shop", storage=storage, flows=[Order], run_timers=False):
             await seen(storage)
         await until(storage.namespaces, lambda it: PROCESSES not in it)
+
+
+@pytest.mark.every_backend
+async def test_what_processes_have_done_is_kept_by_minute(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1_000_000_020.0
+    async with backend.storage() as storage:
+        monkeypatch.setattr(storage, "clock", lambda: now)
+
+        async def minutes() -> list[tuple[float, float, float]]:
+            found = (await last_hour(storage, limit=10)).minutes.get("bot", [])
+            return [(each.at - 1_000_000_000, each.done, each.failed) for each in found]
+
+        async with FSM("shop", storage=storage, flows=[Order], run_timers=False, key=lambda update: 1) as fsm:
+            await until(minutes, lambda found: found == [(20, 0, 0)])
+            async with fsm.conversation({"update_id": 1}) as ctx:
+                ctx.start_flow(Order)
+            now += 120
+            with pytest.raises(ZeroDivisionError):
+                async with fsm.conversation({"update_id": 2}):
+                    raise ZeroDivisionError
+            await until(minutes, lambda found: len(found) == 2)
+        # The last write of a process has all that it has done.
+        hour = await last_hour(storage, limit=10)
+        assert sum(each.done for each in hour.minutes["bot"]) == 2
+        assert [each.failed for each in hour.minutes["bot"]] == [0, 1]
+        assert hour.minutes["bot"][-1].took is not None
+        now += 3600
+        assert await minutes() == []
+
+
+@pytest.mark.every_backend
+async def test_a_process_that_died_is_told_from_one_that_was_stopped(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, constants: Constants
+) -> None:
+    async with backend.storage() as storage:
+        async with worker([NodeFlow(Node(), name="packing")], storage=storage):
+            await seen(storage)
+            assert (await last_hour(storage, limit=10)).stopped == []
+        (stopped,) = (await last_hour(storage, limit=10)).stopped
+        assert (stopped.kind, stopped.names, stopped.ended) == ("worker", ["packing"], True)
+        constants(presence_kept=0.05, presence_every=60)
+        died = worker([NodeFlow(Node(), name="mailing")], storage=storage)
+        async with died:
+            await seen(storage)
+            # As a process that is killed: it writes nothing any more.
+            assert died._presence._task is not None
+            died._presence._task.cancel()
+            later = time.time() + 3000
+            monkeypatch.setattr(storage, "clock", lambda: later)
+            found = await until(lambda: last_hour(storage, limit=10), lambda found: len(found.stopped) == 2)
+            assert [(each.names, each.ended) for each in found.stopped] == [(["mailing"], False), (["packing"], True)]
 
 
 async def test_nothing_is_written_to_a_storage_that_cannot_remove_it() -> None:

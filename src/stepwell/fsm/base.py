@@ -75,6 +75,8 @@ class Machine:
     received: int = 0
     failed: int = 0
     retried: int = 0
+    #: The seconds from the receipt of each update until it was handled.
+    took: float = 0.0
     #: How many calls were refused, and how many updates were set aside.
     refused: int = 0
     aside: int = 0

@@ -258,7 +258,7 @@ class FSM(Machine):
         self.storage.address(bot, ())
         other = copy.copy(self)
         other.bot, other.ready, other._opened, other._entered = bot, False, False, 0
-        other.deliveries, other.received, other.failed, other.retried = set(), 0, 0, 0
+        other.deliveries, other.received, other.failed, other.retried, other.took = set(), 0, 0, 0, 0.0
         other.refused = other.aside = 0
         other._timers = None if self._timers is None else Timers(other)
         return other
@@ -282,9 +282,10 @@ class FSM(Machine):
         """Write what a context has changed, and return whether that was anything."""
         return await write(self, ctx, slot, keep=keep)
 
-    def _counts(self) -> dict[str, int]:
+    def _counts(self) -> dict[str, float]:
         return {
             "done": self.received,
+            "took": self.took,
             "failed": self.failed,
             "retried": self.retried,
             "refused": self.refused,

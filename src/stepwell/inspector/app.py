@@ -11,11 +11,10 @@ from typing import Any
 from stepwell import Storage
 from stepwell.engine import quoted
 from stepwell.errors import Conflict, InvalidOption, StepwellError, StorageUnavailable
-from stepwell.inspector.actions import ACTIONS, current
 from stepwell.inspector.flows import KnownFlows
 from stepwell.inspector.metrics import CONTENT_TYPE, metrics
+from stepwell.inspector.pages import ACTIONS, VIEWS, current
 from stepwell.inspector.subject import Subject
-from stepwell.inspector.views import VIEWS
 from stepwell.web.auth import USER, AuthMiddleware
 from stepwell.web.files import file_routes, not_found, page_files
 from stepwell.web.http import Request, Response, Route, Starlette, object_of

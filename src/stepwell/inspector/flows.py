@@ -21,7 +21,9 @@ class KnownFlows:
 
     def __init__(self, given: Iterable[Any]) -> None:
         self.conversations: dict[str, FlowDescription] = {}
-        self._node_flows: dict[str, dict[str, Any]] = {}
+        #: Node flows by name.
+        self.runs: dict[str, NodeFlow] = {}
+        self._diagrams: dict[str, dict[str, Any]] = {}
         for each in given:
             self._add(each)
 
@@ -32,7 +34,11 @@ class KnownFlows:
             self.conversations |= given.flows
         elif isinstance(given, NodeFlow):
             name = given._title()
-            self._node_flows[name] = describe_graph(name, program_of(given, without_loop=False).graph)
+            program = program_of(given, without_loop=False)
+            self.runs[name] = given
+            # The paths of all nodes, also of those inside other flows.
+            paths = [stage.path for stage in program.stages[1:]]
+            self._diagrams[name] = {**describe_graph(name, program.graph), "paths": paths}
         elif isinstance(given, type) and issubclass(given, Flow):
             described = describe(given)
             self.conversations[described.name] = described
@@ -45,5 +51,5 @@ class KnownFlows:
         """Return all flows as ``diagram.js`` draws them."""
         return {
             "conversations": [describe_flow(flow) for flow in self.conversations.values()],
-            "runs": list(self._node_flows.values()),
+            "runs": list(self._diagrams.values()),
         }

@@ -4,6 +4,7 @@ from stepwell.nodes.control.requests import answer, unknown_calls
 from stepwell.nodes.events import carry_trace
 from stepwell.nodes.graph.plan import graph_of, program_of
 from stepwell.nodes.queue.observers import is_queued, observe_submits
+from stepwell.nodes.queue.partitions import holder_of
 from stepwell.nodes.run.errors import message_of
 from stepwell.nodes.run.ids import flow_of_wait
 from stepwell.nodes.run.monitor import OpenWait, Status, history, run_of, status
@@ -25,6 +26,7 @@ __all__ = [
     "flow_of_wait",
     "graph_of",
     "history",
+    "holder_of",
     "is_queued",
     "message_of",
     "observe_submits",

@@ -15,7 +15,18 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from stepwell import Log, Storage
-from stepwell.engine import AUDIT, DAY, Address, decode_namespace, is_secret, log_tag, masked_text, to_json
+from stepwell.engine import (
+    AUDIT,
+    DAY,
+    RUNS,
+    Address,
+    decode_key,
+    decode_namespace,
+    is_secret,
+    log_tag,
+    masked_text,
+    to_json,
+)
 from stepwell.errors import StepwellError
 from stepwell.operate.masking import MASK
 
@@ -48,8 +59,11 @@ class ChangedThing(NamedTuple):
 
     @classmethod
     def of(cls, address: Address, tags: Iterable[str] = ()) -> ChangedThing:
-        """Return the record at an address."""
-        return cls("record", decode_namespace(address.namespace), address.key, tuple(tags))
+        """Return the record or the run at an address."""
+        bot = decode_namespace(address.namespace)
+        if bot == RUNS:
+            return cls("run", "", str(decode_key(address.key)))
+        return cls("record", bot, address.key, tuple(tags))
 
 
 class Recorded(NamedTuple):

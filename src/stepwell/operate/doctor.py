@@ -38,7 +38,7 @@ from stepwell.fsm.engine import Machine
 from stepwell.nodes import NodeFlow, Run
 from stepwell.nodes.engine import run_of
 from stepwell.operate.checks import check_encryption, check_settings
-from stepwell.operate.finding import Finding
+from stepwell.operate.checks.finding import Finding
 from stepwell.operate.processes import ProcessView, processes
 from stepwell.operate.record import errors_of, view
 from stepwell.operate.records import bots, timers

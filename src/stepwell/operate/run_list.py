@@ -12,6 +12,7 @@ from stepwell.engine import RUNS, Address, Entry, Query, Stored, decode_key, enc
 from stepwell.errors import InvalidOption, StoredDataError
 from stepwell.nodes import Run
 from stepwell.nodes.engine import FINAL, Status, run_of
+from stepwell.operate.record import version_text
 from stepwell.operate.runs import masked_run, secrets_of
 from stepwell.operate.search import matches, pages, written_before
 from stepwell.options import check_choice
@@ -50,6 +51,8 @@ class ListedRun(NamedTuple):
     looked: int
     #: The list continues behind this run: ``listed_runs(after=...)``.
     cursor: str
+    #: The version of its record, which guards an edit.
+    version: str
 
 
 class RunCount(NamedTuple):
@@ -84,6 +87,7 @@ class RunFilter:
     flow: str | None = None
     #: The path of the node that they are at, or of a node around it.
     node: str | None = None
+    partition: str | None = None
     #: Child runs have the tag ``parent:ID``.
     tags: tuple[str, ...] = ()
     #: Only runs that were last written at least this many seconds ago.
@@ -139,7 +143,7 @@ async def listed_runs(
                 ):
                     run = _read(storage, address, stored)
                     if isinstance(run, DamagedRun) or (run is not None and _is_wanted(run, wanted)):
-                        yield ListedRun(run, looked, f"{section}/{address.key}")
+                        yield ListedRun(run, looked, f"{section}/{address.key}", version_text(stored.version))
             if on_page is not None and page:
                 on_page(f"{section}/{page[-1][0].key}")
             if on_look is not None:
@@ -149,6 +153,8 @@ async def listed_runs(
 
 def _is_wanted(run: Run, wanted: RunFilter) -> bool:
     if run.status not in wanted.statuses or wanted.flow not in (None, run.flow):
+        return False
+    if wanted.partition is not None and wanted.partition not in (run.partition, str(run.partition)):
         return False
     return wanted.node is None or (run.node is not None and f"{run.node}/".startswith(f"{wanted.node}/"))
 
@@ -168,7 +174,7 @@ async def run_counts(storage: Storage, *, limit: int) -> tuple[list[RunCount], b
     found: Counter[tuple[str, str]] = Counter()
     oldest: dict[tuple[str, str], float] = {}
     complete = True
-    async for run, looked, _ in listed_runs(storage, RunFilter(statuses=get_args(Status))):
+    async for run, looked, *_ in listed_runs(storage, RunFilter(statuses=get_args(Status))):
         if looked > limit:
             complete = False
             break
@@ -187,7 +193,7 @@ async def node_counts(storage: Storage, *, limit: int) -> tuple[list[NodeCount],
     found: dict[tuple[str, str, str], NodeCount] = {}
     complete = True
     for status in AT_NODES:
-        async for run, looked, _ in listed_runs(storage, RunFilter(statuses=(status,))):
+        async for run, looked, *_ in listed_runs(storage, RunFilter(statuses=(status,))):
             if looked > limit:
                 complete = False
                 break

@@ -13,8 +13,9 @@ from stepwell.nodes import Answered, NodeFlow, Run, RunHistory
 from stepwell.nodes.engine import FINAL, OpenWait, flow_of_wait, history, status, table_of, unknown_calls
 from stepwell.nodes.engine import answer as answer_wait
 from stepwell.operate.audit import ChangedThing, record_change
+from stepwell.operate.edits import Edit, edit
 from stepwell.operate.masking import hidden_texts, masked, masked_field, masked_text
-from stepwell.operate.record import version_text
+from stepwell.operate.record import parsed_version, version_text
 
 __all__ = [
     "AlreadyAnswered",
@@ -22,13 +23,16 @@ __all__ = [
     "answer",
     "called_again",
     "cancel",
+    "change_shared",
     "check_unchanged",
     "complete",
+    "fork",
     "masked_run",
     "pause",
     "reason_of",
     "record_of_run",
     "retry",
+    "retry_at",
     "secrets_of",
     "shared_of",
     "show_history",
@@ -222,6 +226,38 @@ async def retry(storage: Storage, run: Run, *, who: str) -> bool:
     if done:
         await _record(storage, run, who, f"put run {run.flow_id} into the queue again", {"status": "queued"})
     return done
+
+
+async def change_shared(storage: Storage, run: Run, changes: Edit, *, version: str, who: str) -> None:
+    """Change fields of the shared state of a run that has the version which was shown, and does not run.
+
+    Raises ``UsageError`` if it runs or has ended, ``VersionChanged`` if it has another version.
+    """
+    if run.status == "running":
+        raise UsageError(
+            f"run {quoted(run.flow_id)} is running, and its nodes change the shared state; pause it first, then change "
+            "it and resume the run"
+        )
+    if run.status in FINAL:
+        raise UsageError(f"run {quoted(run.flow_id)} is {run.status} and does not go on; fork it to change its state")
+    address = storage.address(RUNS, run.flow_id)
+    await edit(storage, address, changes, version=parsed_version(version), who=who)
+
+
+async def retry_at(storage: Storage, flow: NodeFlow, run: Run, at: str, *, who: str) -> bool:
+    """Put a failed, stuck or paused run into the queue again at another node, given by its path."""
+    done = bool(await flow.retry([run.flow_id], at=at, storage=storage))
+    if done:
+        what = f"put run {run.flow_id} into the queue again at {at}"
+        await _record(storage, run, who, what, {"status": "queued", "node": at})
+    return done
+
+
+async def fork(storage: Storage, flow: NodeFlow, run: Run, at: str, *, who: str) -> str:
+    """Put a new run into the queue that begins at a node with the state of another run, and return its id."""
+    handle = await flow.fork(run.flow_id, at=at, storage=storage)
+    await _record(storage, run, who, f"forked run {run.flow_id} at {at} as {handle.id}", {"fork": handle.id})
+    return handle.id
 
 
 async def called_again(storage: Storage, run: Run) -> list[str]:

@@ -12,7 +12,13 @@ __all__ = ["content_of", "file_routes", "not_found", "page_files"]
 _SHARED = Path(__file__).parent / "page"
 #: What every page begins with; its own ``index.html`` is the body.
 _HEAD = _SHARED / "head.html"
-_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_TYPES = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+    ".woff2": "font/woff2",
+}
 
 
 def page_files(folder: Path) -> dict[str, Path]:

@@ -242,6 +242,7 @@ class Conversation:
             ctx._record = CLOSED
             if slot is not None and self._held is None:
                 await slot.__aexit__(kind, error, trace)
+            self._fsm.took += monotonic() - self._started
             if self._fsm.subscribers or subscribers:
                 self._emit(UpdateHandled, duration=monotonic() - self._started)
         if unsent is not None and self._held is None:

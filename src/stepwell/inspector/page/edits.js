@@ -1,74 +1,20 @@
-// The dialogs that change a record or a run. Each sends the version that the page showed when it was opened.
-import { byId, el, toast } from "./dom.js";
-
-async function post(name, body) {
-  try {
-    const response = await fetch(`api/${name}`, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
-    return response.headers.get("content-type")?.includes("json") ? await response.json() : { error: await response.text() };
-  } catch {
-    return { error: "The server does not respond. Is it still running?" };
-  }
-}
-
-function isJson(text) {
-  try { JSON.parse(text); return true; } catch { return false; }
-}
-
-// A text that is not JSON is sent as a text. The server refuses one that begins like JSON.
-function asJson(text) {
-  return isJson(text) || beginsLikeJson(text) ? text : JSON.stringify(text);
-}
-
-function beginsLikeJson(text) {
-  return /^\s*[{["]/.test(text);
-}
-
-function input(name, label, value, props = {}) {
-  return el("label", {}, label, el("input", { name, value, autocomplete: "off", required: true, ...props }));
-}
-
-function choice(name, label, options, value) {
-  return el("label", {}, label, el("select", { name, required: true }, ...options.map((option) => el("option", { value: option, selected: option === value }, option))));
-}
-
-const FORMS = {
-  set_state: (app, found) => {
-    const flow = app.flows.conversations.find((each) => each.name === found.flow);
-    return {
-      title: "Set state", main: "Set state", note: "The timer of the new state does not start.",
-      fields: [input("flow", "Flow", found.flow ?? ""), flow ? choice("state", "State", flow.states, found.state) : input("state", "State", found.state ?? "")],
-      done: "The state was set.",
-    };
-  },
-  set_field: (app, found, field) => {
-    const old = found.data[field];
-    // A text is shown as it is, unless it would be read as JSON.
-    const value = field === undefined ? "" : typeof old === "string" && !isJson(old) && !beginsLikeJson(old) ? old : JSON.stringify(old);
-    // Masked and truncated values are not complete, and large numbers are shown as texts.
-    const isWhole = !/•••|…|"-?\d{16,}"/.test(JSON.stringify(old) ?? "");
-    return {
-      title: field === undefined ? "Set a field" : `Change ${field}`, main: "Set", note: "The value is JSON, or else a text.",
-      fields: [input("field", "Field", field ?? "", { readonly: field !== undefined }), el("label", {}, "Value", el("textarea", { name: "value", rows: "4", required: true, autofocus: field !== undefined, value: isWhole ? value : "" }))],
-      done: "The field was set.", unchanged: field === undefined || !isWhole ? undefined : value,
-    };
-  },
-  remove_field: (app, found, field) => ({ title: `Remove ${field}?`, main: "Remove", fields: [el("input", { name: "field", type: "hidden", value: field })], done: "The field was removed." }),
-  clear: () => ({ title: "Clear this conversation?", main: "Clear", note: "The conversation ends and its data is deleted. The profile is kept.", fields: [], done: "The conversation was cleared.", leave: "records" }),
-  forget: () => ({ title: "Forget this record?", main: "Forget", note: "The record is deleted with its profile and all traces.", fields: [], done: "The record was deleted.", leave: "records" }),
-  retry: () => ({ title: "Retry this run?", main: "Retry", note: "The run enters the queue, and a worker continues it at the node that failed.", fields: [], done: "The run is in the queue." }),
-  pause: () => ({ title: "Pause this run?", main: "Pause", note: "The run stops after the nodes that it runs now. No worker continues it until it is resumed.", fields: [], done: "The run is paused." }),
-  cancel: () => ({ title: "Cancel this run?", main: "Cancel the run", note: "The run ends as cancelled, wherever it runs.", fields: [input("reason", "Reason (stored with the run)", "", { required: false })], done: "The run was cancelled." }),
-  answer: (app, found, wait) => ({
-    title: "Answer", main: "Answer", note: "JSON, or else a text. A worker continues the run.",
-    fields: [el("input", { name: "wait", type: "hidden", value: wait }), el("label", {}, "Answer", el("textarea", { name: "value", rows: "3", required: true, autofocus: true }))], done: "The answer was stored.",
-  }),
-};
+// The dialogs that change something. Each sends the version that the page showed when it was opened.
+//
+// A form is a function (app, found, field) that returns: title; main, the text of its button; fields; done, what is said
+// afterwards; and perhaps note; danger, if it deletes or ends something; confirm, the name that must be typed first; leave,
+// the page to show afterwards; unchanged, the value that is not written; and subject, what names the thing to the server, by
+// default {id} of a run or {bot, key}. A function "done" gets the answer of the server, and
+// "goes" returns the address to show then. "differs" returns what changes, while it is typed: [name, old, new] as JSON.
+import { act, byId, el, toast } from "./dom.js";
+import { asJson, input } from "./fields.js";
+import { FORMS } from "./pages.js";
+import { counted } from "./parts.js";
 
 // What changed between the version that the page showed and the present one.
 function changesOf(before, now) {
   const changes = ["flow", "state", "status", "node"].filter((name) => name in now && now[name] !== before[name]).map((name) => `${name}: ${before[name]} → ${now[name]}`);
-  const names = now.data ? [...new Set([...Object.keys(before.data), ...Object.keys(now.data)])] : [];
-  const fields = names.filter((name) => JSON.stringify(before.data[name]) !== JSON.stringify(now.data[name]));
+  const [old, data] = [before.data ?? before.shared ?? {}, now.data ?? now.shared ?? {}];
+  const fields = [...new Set([...Object.keys(old), ...Object.keys(data)])].filter((name) => JSON.stringify(old[name]) !== JSON.stringify(data[name]));
   return [...changes, ...(fields.length ? [`changed fields: ${fields.join(", ")}`] : [])].join("; ");
 }
 
@@ -78,13 +24,21 @@ export function ask(app, name, shown, field) {
   const dialog = byId("dialog");
   const problem = el("p", { class: "warning", role: "alert", hidden: true });
   const box = byId("dialog-form");
-  const subject = found.flow_id === undefined ? { bot: found.bot, key: found.key } : { id: found.flow_id };
-  const send = el("button", { type: "submit", class: "main" }, form.main);
-  box.replaceChildren(el("h2", { id: "dialog-title" }, form.title), form.note ? el("p", { class: "note" }, form.note) : "", ...form.fields, problem,
+  const subject = form.subject ?? (found.flow_id === undefined ? { bot: found.bot, key: found.key } : { id: found.flow_id });
+  const send = el("button", { type: "submit", class: form.danger ? "main danger" : "main", disabled: Boolean(form.confirm) }, form.main);
+  const confirm = form.confirm ? [input("confirm", `Type ${form.confirm} to confirm`, "", { oninput: (event) => { send.disabled = event.target.value !== form.confirm; } })] : [];
+  const diff = el("div", { class: "diff", role: "group", "aria-label": "What changes", hidden: true });
+  const differ = () => {
+    const lines = (form.differs?.(Object.fromEntries(new FormData(box))) ?? []).filter(([, old, now]) => old !== now);
+    diff.hidden = !lines.length;
+    diff.replaceChildren(...lines.flatMap(([field, old, now]) => [old === undefined ? null : el("div", { class: "old" }, `- ${field}: ${old}`), now === undefined ? null : el("div", { class: "new" }, `+ ${field}: ${now}`)]).filter(Boolean));
+  };
+  box.oninput = differ;
+  box.replaceChildren(el("h2", { id: "dialog-title" }, form.title), form.note ? el("p", { class: "note" }, form.note) : "", ...form.fields, diff, ...confirm, problem,
     el("p", { class: "actions" }, send, el("button", { type: "button", class: "quiet", onclick: () => dialog.close() }, "Back")));
   box.onsubmit = async (event) => {
     event.preventDefault();
-    const given = Object.fromEntries(new FormData(box));
+    const { confirm: _, ...given } = Object.fromEntries(new FormData(box));
     if (form.unchanged !== undefined && given.value === form.unchanged) {
       // JavaScript has one kind of numbers: writing 1.0 back would store 1.
       dialog.close();
@@ -93,12 +47,13 @@ export function ask(app, name, shown, field) {
     }
     if ("value" in given) given.value = asJson(given.value);
     send.disabled = true;
-    const answer = await post(name, { ...subject, ...given, version: found.version });
+    const answer = await act(name, { ...subject, ...given, version: found.version }, { quiet: true });
     send.disabled = false;
     if (answer.ok) {
       dialog.close();
-      toast(form.done);
-      if (form.leave) location.hash = `#/${form.leave}?${new URLSearchParams({ bot: found.bot })}`;
+      toast(typeof form.done === "function" ? form.done(answer) : form.done);
+      if (form.goes) location.hash = form.goes(answer);
+      else if (form.leave) location.hash = `#/${form.leave}?${new URLSearchParams({ bot: found.bot })}`;
       else app.refresh();
       return;
     }
@@ -113,8 +68,39 @@ export function ask(app, name, shown, field) {
     }
     problem.hidden = false;
   };
+  differ();
   const opener = document.activeElement;
   dialog.addEventListener("close", () => focusAgain(opener), { once: true });
+  dialog.showModal();
+}
+
+// Makes one edit for several rows, one after the other, and says which of them were refused. "noun" is what the rows are.
+export function askAll(app, name, rows, noun) {
+  const form = FORMS[name](app, rows[0]), dialog = byId("dialog"), box = byId("dialog-form");
+  const title = `${form.main}: ${counted(rows.length, noun)}`, typed = String(rows.length);
+  const send = el("button", { type: "submit", class: form.danger ? "main danger" : "main", disabled: Boolean(form.danger) }, form.main);
+  const confirm = form.danger ? [input("confirm", `Type ${typed} to confirm`, "", { inputmode: "numeric", oninput: (event) => { send.disabled = event.target.value !== typed; } })] : [];
+  const told = el("div", { role: "alert" });
+  box.oninput = null;
+  box.replaceChildren(el("h2", { id: "dialog-title" }, title), form.note ? el("p", { class: "note" }, form.note) : "", ...form.fields, ...confirm, told,
+    el("p", { class: "actions" }, send, el("button", { type: "button", class: "quiet", onclick: () => dialog.close() }, "Back")));
+  box.onsubmit = async (event) => {
+    event.preventDefault();
+    const { confirm: _, ...given } = Object.fromEntries(new FormData(box));
+    send.disabled = true;
+    const refused = [];
+    for (const [at, row] of rows.entries()) {
+      told.textContent = `${at + 1} of ${rows.length} …`;
+      const answer = await act(name, { id: row.flow_id, version: row.version, ...given }, { quiet: true });
+      if (!answer.ok) refused.push([row.flow_id, answer.conflict ? "it changed since the page showed it" : answer.error]);
+    }
+    app.chosen.clear();
+    app.refresh();
+    const done = `${counted(rows.length - refused.length, noun)}: ${form.done}`;
+    if (!refused.length) { dialog.close(); toast(done); return; }
+    send.hidden = true;
+    told.replaceChildren(el("p", {}, done), el("p", { class: "notice bad" }, `${counted(refused.length, noun)} refused:`), el("ul", {}, ...refused.map(([id, why]) => el("li", {}, `${id}: ${why}`))));
+  };
   dialog.showModal();
 }
 

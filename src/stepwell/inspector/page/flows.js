@@ -1,13 +1,14 @@
 // The flows: each diagram with the conversations in each state, or the runs at each node.
 import { el } from "./dom.js";
 import { drawFlow } from "./diagram.js";
-import { amount, card, inOrder, isRemoved, link, list, stateOf, status } from "./parts.js";
+import { amount, card, inOrder, isRemoved, link, list, nothing, stateOf } from "./parts.js";
+import { status } from "./status.js";
 import { moment, span } from "./times.js";
 
 // Seconds after which the state with the oldest conversation is marked.
 const LATE = 60;
 
-export function flows(app, found, params, width) {
+function showFlows(app, found, params, width) {
   if (found.states === null) return [card("Flows", "", el("p", { class: "empty", role: "status" }, "Counting …"))];
   const pages = [];
   for (const flow of app.flows.conversations) {
@@ -17,7 +18,7 @@ export function flows(app, found, params, width) {
     }
   }
   for (const flow of app.flows.runs) pages.push(nodes(flow, found, width));
-  if (!pages.length) pages.push(card("Flows", "", el("p", { class: "empty" }, "Start the inspector with your flows to see their diagrams: stepwell inspect URL bot.py")));
+  if (!pages.length) pages.push(card("Flows", "", nothing("No flows were given.", "Start the inspector with your flows to see their diagrams: stepwell inspect URL bot.py")));
   return pages;
 }
 
@@ -73,3 +74,5 @@ function nodes(flow, found, width) {
       el("a", { href: to({ status: row.status, node: row.node }) }, String(row.runs)),
       el("a", { href: to({ status: row.status, node: row.node, older: Math.floor(age(row.oldest)) }) }, moment(row.oldest))]), "") : null);
 }
+
+export const flows = { name: "flows", title: "Flows", go: "f", source: "flow_counts", show: showFlows, hurries: (found) => found.states === null || found.nodes === null };

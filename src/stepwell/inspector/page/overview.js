@@ -1,9 +1,10 @@
 // The overview: counts, processes, timers and schedules.
 import { el } from "./dom.js";
-import { amount, card, counted, inOrder, link, list, stateOf, status } from "./parts.js";
+import { amount, card, counted, inOrder, link, list, stateOf } from "./parts.js";
+import { status } from "./status.js";
 import { moment } from "./times.js";
 
-export function overview(app, found) {
+function showOverview(app, found) {
   const below = el("div", { class: "columns" }, el("div", { class: "stack" }, processesOf(found), schedulesOf(found)), timersOf(app, found));
   if (found.states === null) return [summary(found), card("Counts", "", el("p", { class: "empty", role: "status" }, "Counting …")), below];
   const bots = [...new Set(found.states.map((row) => row.bot))];
@@ -71,3 +72,8 @@ function schedulesOf(found) {
       ? [row.name, null, row.error, null, null]
       : [row.name, row.flow, row.times, row.paused ? status("paused") : moment(row.next), row.last_id ? el("a", { href: link("run", { id: row.last_id }) }, moment(row.last)) : null])), ""));
 }
+
+export const overview = {
+  name: "overview", title: "Overview", go: "o", source: "overview", show: showOverview,
+  hurries: (found) => found.states === null || found.states.some((row) => row.oldest === null),
+};

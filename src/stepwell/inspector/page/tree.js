@@ -36,10 +36,10 @@ function branch(name, given, path, more) {
   const label = el("span", { class: "name" }, name);
   if (!found || !found[1].length) {
     const shown = found ? [el("span", { class: "value none" }, "empty"), el("span", { class: "type" }, found[0])] : single(given);
-    return el("li", { "data-field": path }, more ?? null, label, " ", ...shown);
+    return el("li", { "data-field": path, "data-key": path }, more ?? null, label, " ", ...shown);
   }
   const [type, children] = found;
-  return el("li", { "data-field": path }, more ?? null, el("details", { open: children.length <= 20, "data-keep": path },
+  return el("li", { "data-field": path, "data-key": path }, more ?? null, el("details", { open: children.length <= 20, "data-key": path },
     el("summary", {}, label, " ", el("span", { class: "type" }, `${type}, ${children.length}`)),
     el("ul", {}, ...children.map(([inner, value]) => branch(inner, value, `${path}.${inner}`)))));
 }

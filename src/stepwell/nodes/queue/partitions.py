@@ -40,7 +40,7 @@ from stepwell.storage.operations import Apply, Get, Guard
 if TYPE_CHECKING:
     from stepwell.storage import Storage
 
-__all__ = ["Repairs", "acquire", "encode", "following", "promote", "queue_of", "release"]
+__all__ = ["Repairs", "acquire", "encode", "following", "holder_of", "promote", "queue_of", "release"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -169,13 +169,18 @@ async def _enqueue(storage: Storage, name: str, address: Address) -> bool:
     return True
 
 
+async def holder_of(storage: Storage, flow: str, partition: str) -> str | None:
+    """Return the id of the run that has a partition, given as text, or ``None``."""
+    lock = storage.address(PARTITIONS, (flow, partition))
+    return _named(storage, lock, await storage.perform(Get(lock)))
+
+
 async def following(storage: Storage, flow: str, flow_id: str) -> str | None:
     """Return the id of the run that has got the partition of a run which has ended, or ``None``."""
     run = await read_run(storage, flow_id)
     if run is None or "partition" not in run.table:
         return None
-    lock = storage.address(PARTITIONS, (flow, run.table["partition"]))
-    holder = _named(storage, lock, await storage.perform(Get(lock)))
+    holder = await holder_of(storage, flow, run.table["partition"])
     if holder is None or holder == flow_id:
         return None
     return holder if await _status(storage, holder, run.table["partition"]) == "queued" else None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, get_args
 
 from stepwell._secrets import quoted
+from stepwell.codec import decode_key
 from stepwell.errors import CorruptRecord, InvalidOption, RunReplaced, UnknownRun
 from stepwell.nodes.history import HISTORY, VALUES, RunHistory, failure_of, history_of
 from stepwell.nodes.run.reading import read_known_run, read_run
@@ -146,6 +147,11 @@ class Run:
     forked_from: str | None = None
     #: The last 100 visits of nodes that were undone, the newest last.
     undone: tuple[UndoneNode, ...] = ()
+    #: The priority and the partition that it was submitted with.
+    priority: int = 0
+    partition: str | int | None = None
+    #: Since when it is queued or paused; ``None`` for another status.
+    idle_since: float | None = None
 
 
 async def status(storage: Storage, flow_id: str) -> Run:
@@ -260,6 +266,9 @@ def _run(flow_id: str, head: OpenedHead, address: Address, stored: Stored | Entr
         undoing=table["undo"]["ends"] if "undo" in table else None,
         forked_from=table.get("forked"),
         undone=tuple(UndoneNode(*each) for each in table.get("undone", ())),
+        priority=table.get("priority", 0),
+        partition=decode_key(table["partition"]) if "partition" in table else None,
+        idle_since=table.get("idle") if table["status"] in ("queued", "paused") else None,
     )
 
 

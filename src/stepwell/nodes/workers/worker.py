@@ -9,7 +9,9 @@ import logging
 import os
 import signal
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from dataclasses import asdict
 from functools import partial
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Self
 
 from stepwell._secrets import quoted
@@ -157,8 +159,11 @@ class RunWorker:
         self._ended = self._failed = self._taken = self._recovered = self._lost = 0
         #: The seconds that the taken runs have waited in their queues.
         self._waited = 0.0
+        #: The seconds from the start of each run here until it has ended or parked.
+        self._took = 0.0
         self._announces = presence
-        self._presence = Presence(self._storage, "worker", list(self._flows), self._counts)
+        about = {"concurrency": concurrency, "limits": {name: asdict(limit) for name, limit in named.items()}}
+        self._presence = Presence(self._storage, "worker", list(self._flows), self._counts, about=about)
 
     @property
     def flows(self) -> list[NodeFlow]:
@@ -317,7 +322,7 @@ class RunWorker:
     async def _take_up(self, source: RunSource, address: Address) -> bool:
         """Run one run to its end or its next wait, and log why it could not be. Return whether it was started."""
         flow_id: Any = address.key
-        flow, started = source.flow, False
+        flow, started, began = source.flow, False, monotonic()
         if self._drain.asked:
             return False
 
@@ -368,6 +373,7 @@ class RunWorker:
             logger.warning("run %s failed with %s; see flow.status()", quoted(flow_id), summary_of(error))
             news = "failed"
         self._ended += 1
+        self._took += monotonic() - began
         if news == "failed":
             self._failed += 1
             source.pauses.add(address)
@@ -398,6 +404,7 @@ class RunWorker:
             "failed": self._failed,
             "taken": self._taken,
             "waited": self._waited,
+            "took": self._took,
             "recovered": self._recovered,
             "lost": self._lost,
         }

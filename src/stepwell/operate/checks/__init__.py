@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepwell.operate.checks import postgres, redis, sqlite
-from stepwell.operate.finding import Finding
+from stepwell.operate.checks.finding import Finding
 
 __all__ = ["check_encryption", "check_settings"]
 

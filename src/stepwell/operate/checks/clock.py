@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepwell.operate.finding import Finding
+from stepwell.operate.checks.finding import Finding
 
 __all__ = ["check_clock"]
 

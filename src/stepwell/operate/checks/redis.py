@@ -7,7 +7,7 @@ from typing import Any
 
 from stepwell.engine import counted
 from stepwell.operate.checks.clock import check_clock
-from stepwell.operate.finding import Finding
+from stepwell.operate.checks.finding import Finding
 
 __all__ = ["check"]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepwell.engine import counted
-from stepwell.operate.finding import Finding
+from stepwell.operate.checks.finding import Finding
 
 __all__ = ["check"]
 

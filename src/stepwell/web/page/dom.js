@@ -4,7 +4,8 @@ export function el(tag, props = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(props)) {
     if (value === undefined || value === null || value === false) continue;
-    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    // A property where there is one, so that "patch" can replace it.
+    if (name.startsWith("on")) name in node ? (node[name] = value) : node.addEventListener(name.slice(2), value);
     else if (name === "class") node.className = value;
     else if (name === "value") node.value = value;
     else node.setAttribute(name, value === true ? "" : value);
@@ -39,6 +40,47 @@ export function keyed(parent, items, key, build) {
   const wanted = new Set(nodes);
   for (const node of [...parent.children]) if (!wanted.has(node)) node.remove();
   nodes.forEach((node, at) => { if (parent.children[at] !== node) parent.insertBefore(node, parent.children[at] ?? null); });
+}
+
+const HANDLERS = ["onclick", "onchange", "oninput", "onsubmit", "onkeydown", "onwheel", "onpointerdown", "onpointermove", "onpointerup"];
+
+// Changes the children of an element into other ones where they differ: focus, selected text, scroll positions and open
+// details survive, and nothing jumps. Nodes with the same data-key are the same thing.
+export function patch(parent, nodes) {
+  const keyOf = (node) => node.dataset?.key;
+  const kept = new Map([...parent.children].filter(keyOf).map((node) => [keyOf(node), node]));
+  let at = parent.firstChild;
+  for (const next of nodes) {
+    const key = keyOf(next);
+    const old = key ? kept.get(key) : at && !keyOf(at) ? at : null;
+    if (old?.nodeName !== next.nodeName) {
+      parent.insertBefore(next, at);
+      continue;
+    }
+    if (old === at) at = at.nextSibling;
+    else parent.insertBefore(old, at);
+    patchOne(old, next);
+  }
+  while (at) {
+    const gone = at;
+    at = at.nextSibling;
+    gone.remove();
+  }
+}
+
+function patchOne(old, next) {
+  if (old.nodeType === Node.TEXT_NODE) {
+    if (old.data !== next.data) old.data = next.data;
+    return;
+  }
+  const isOwn = old.dataset?.own !== undefined;
+  for (const { name } of [...old.attributes]) if (!next.hasAttribute(name) && name !== "open") old.removeAttribute(name);
+  // What a person has opened or closed stays so; an element with data-own changes itself.
+  for (const { name, value } of next.attributes) if (name !== "open" && old.getAttribute(name) !== value && !isOwn) old.setAttribute(name, value);
+  for (const name of HANDLERS) if (old[name] !== next[name]) old[name] = next[name];
+  if ("checked" in next) old.checked = next.checked;
+  if (next.nodeName === "PROGRESS" || (next.nodeName === "INPUT" && old !== document.activeElement)) old.value = next.value;
+  if (!isOwn) patch(old, [...next.childNodes]);
 }
 
 export function toast(text, kind = "") {

@@ -1,0 +1,23 @@
+"""All pages and their edits. A page is a module with ``VIEWS``, which read, and ``ACTIONS``, which write."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from stepwell import Storage
+from stepwell.inspector import overview, queues, records, runs
+from stepwell.inspector.requests import Action, Given, View, text
+from stepwell.operate.record import resolve
+
+__all__ = ["ACTIONS", "VIEWS", "current"]
+
+#: By the name of their route.
+VIEWS: Final[dict[str, View]] = {**overview.VIEWS, **records.VIEWS, **runs.VIEWS, **queues.VIEWS}
+ACTIONS: Final[dict[str, Action]] = {**records.ACTIONS, **runs.ACTIONS}
+
+
+async def current(storage: Storage, given: Given) -> dict[str, Any]:
+    """Return what the record or run of a refused request is now."""
+    if "id" in given:
+        return {"run": await runs.run_json(storage, text(given, "id"))}
+    return await records.changed(storage, await resolve(storage, text(given, "bot"), text(given, "key")))
