@@ -1,4 +1,4 @@
-"""A registration wizard: BOT_TOKEN=... stepwell run examples/wizard.py. With Form it is examples/wizard_form.py."""
+"""A registration wizard: stepwell play examples/wizard.py. With Form: examples/cookbook/registration.py."""
 
 from stepwell.fsm import FSM, Context, Flow, Router, callback, command, fsm_flow, fsm_state, keyboard, state, text
 

@@ -42,6 +42,17 @@ async def test_one_picture_belongs_to_no_album(call: Client, chat: Person) -> No
     assert update["message"].keys() == {"message_id", "date", "chat", "from", "photo"}
 
 
+async def test_a_file_has_its_name_and_type_and_can_be_downloaded(call: Client, chat: Person) -> None:
+    sent = await chat.send_document(b"a,b", name="tea.csv", caption="/read it")
+    document = sent["document"]
+    assert (document["file_name"], document["mime_type"], document["file_size"]) == ("tea.csv", "text/csv", 3)
+    assert (sent["caption"], sent["caption_entities"][0]["type"]) == ("/read it", "bot_command")
+    assert (await call("getFile", file_id=document["file_id"]))["file_path"].endswith(".csv")
+    assert (await chat.edit("read it"))["caption"] == "read it"
+    with pytest.raises(NotPossible, match=r"the file 'empty\.txt' is empty"):
+        await chat.send_document(b"", name="empty.txt")
+
+
 async def test_a_user_edits_any_message_and_the_caption_of_a_picture(call: Client, chat: Person) -> None:
     first = await chat.send("one")
     await chat.send("two")

@@ -14,6 +14,7 @@ from stepwell.fsm import (
     Update,
     callback,
     command,
+    content,
     fsm_flow,
     fsm_in_flow,
     fsm_state,
@@ -177,6 +178,41 @@ def test_kind_matches_one_of_its_names() -> None:
 def test_kind_needs_names(names: tuple[Any, ...]) -> None:
     with pytest.raises(InvalidOption, match="kind"):
         kind(*names)
+
+
+def with_fields(where: str = "message", **fields: Any) -> Any:
+    return Context(update=Update.of({"update_id": 1, where: {"message_id": 1, **fields}}))
+
+
+@pytest.mark.parametrize(
+    ("ctx", "expected"),
+    [
+        (with_fields(document={"file_id": "1"}), True),
+        (with_fields("channel_post", photo=[{"file_id": "1"}]), True),
+        (with_fields(photo=[]), False),
+        (with_fields(text="hi"), False),
+        (with_fields("edited_message", document={}), False),
+        (with_fields("callback_query", document={}), False),
+        (EMPTY, False),
+    ],
+)
+def test_content_matches_a_message_that_has_one_of_these_fields(ctx: Any, expected: bool) -> None:
+    assert content("document", "photo")(ctx) is expected
+
+
+def test_content_alone_matches_what_a_person_sends_and_no_notice() -> None:
+    wanted = content()
+    assert wanted(with_fields(text="hi"))
+    assert wanted(with_fields("business_message", sticker={}))
+    assert not wanted(with_fields(new_chat_members=[{"id": 1}]))
+    assert content("forum_topic_closed")(with_fields(forum_topic_closed={}))
+    assert content("document", edited=True)(with_fields("edited_message", document={}))
+
+
+@pytest.mark.parametrize("name", ["", 5])
+def test_content_takes_names(name: Any) -> None:
+    with pytest.raises(InvalidOption, match="content"):
+        content(name)
 
 
 def test_filters_combine_with_and_or_not() -> None:

@@ -141,6 +141,32 @@ async def test_a_file_that_is_no_picture_is_not_sent(visits: Any, tmp_path: Path
     assert visit.play.bot.updates.all == []
 
 
+async def test_a_file_is_sent_as_it_is_beside_pictures(visits: Any, tmp_path: Path) -> None:
+    visit = await visits()
+    (tmp_path / "tea.txt").write_text("Green tea")
+    await visit.box.fill("Read this")
+    files = [tmp_path / "tea.txt", picture(tmp_path / "red.png", "red")]
+    await visit.page.locator("input[type=file]").set_input_files(files)
+    bubble = visit.page.locator(".messages .mine")
+    await expect(bubble).to_have_count(2)
+    await expect(bubble.last.locator(".media")).to_have_text("document tea.txt")
+    await expect(visit.box).to_have_value("")
+    first, second = [each["message"] for each in visit.play.bot.updates.all]
+    assert (first["caption"], "caption" in second) == ("Read this", False)
+    assert visit.play.world.files[second["document"]["file_id"]].content == b"Green tea"
+
+
+async def test_a_user_who_is_added_joins_the_groups_and_the_bot_gets_the_update(visits: Any) -> None:
+    visit = await visits()
+    for name, button in (("Tea house", "Add group"), ("Nina", "Add user")):
+        await visit.page.get_by_role("button", name="+ Add").click()
+        await visit.page.get_by_label("Name").fill(name)
+        await visit.page.get_by_role("button", name=button).click()
+    await until(lambda: any("new_chat_members" in each.get("message", {}) for each in visit.play.bot.updates.all))
+    await visit.page.locator('[data-room="-1001"]').click()
+    await expect(visit.page.locator(".messages")).to_contain_text("joined")
+
+
 async def test_a_user_edits_a_message(visits: Any) -> None:
     visit = await visits()
     await visit.say("frist")

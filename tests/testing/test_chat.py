@@ -13,7 +13,7 @@ from examples.registration import make_router
 
 from stepwell import MemoryStorage, State, Storage
 from stepwell.errors import InvalidOption, UsageError
-from stepwell.fsm import FSM, Context, Flow, Router, callback, command, keys, kind, state, text
+from stepwell.fsm import FSM, BotMethods, Context, Flow, Router, callback, command, keys, kind, state, text
 from stepwell.testing import Chat, Clock
 from tests.backends import Backend
 
@@ -450,6 +450,36 @@ def test_anything_but_a_router_or_its_factory_is_refused() -> None:
         Chat(make_router, workers=0)
     with pytest.raises(InvalidOption, match="has its own clock"):
         Chat(make_router, storage=MemoryStorage(), clock=Clock())
+
+
+async def test_the_functions_of_on_startup_are_called_once_in_each_process_before_its_first_update() -> None:
+    seen: list[str] = []
+
+    def make(storage: Storage) -> Router:
+        router = Router(FSM("starting", storage=storage, flows=[]))
+
+        @router.on_startup
+        async def begin(bot: BotMethods) -> None:
+            seen.append((await bot.get_me())["username"])
+
+        @router.on_startup
+        def count() -> None:
+            seen.append("started")
+
+        @router.on()
+        async def hello(ctx: Context) -> None:
+            ctx.answer(", ".join(seen))
+
+        return router
+
+    chat = Chat(make)
+    assert seen == []
+    for _ in range(2):
+        assert await chat.send("Hi") == ["test_bot, started"]
+    seen.clear()
+    await chat.restart()
+    assert await chat.advance(1) == []
+    assert await chat.send("Hi") == ["test_bot, started"]
 
 
 def test_chat_needs_no_pytest_and_the_contract_no_fsm() -> None:

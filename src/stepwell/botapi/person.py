@@ -15,7 +15,7 @@ from stepwell.botapi.keyboards import KeyboardButton, buttons_of
 from stepwell.botapi.methods.chats.invites import join_by_link
 from stepwell.botapi.methods.chats.members import change_member, member_of
 from stepwell.botapi.methods.chats.topics import open_topic
-from stepwell.botapi.methods.files import add_profile_photo, keep_picture
+from stepwell.botapi.methods.files import add_profile_photo, keep_document, keep_picture
 from stepwell.botapi.methods.messages.media import MAX_ALBUM
 from stepwell.botapi.methods.messages.polls import is_closed, vote
 from stepwell.botapi.methods.messages.reactions import react
@@ -132,8 +132,19 @@ class Person(ChatHistory):
             for photo, text in zip(photos, captions, strict=True)
         ]
 
+    async def send_document(
+        self, content: bytes, *, name: str = "file.txt", caption: str = "", **fields: Any
+    ) -> dict[str, Any]:
+        """Send a file, which the bot can download.
+
+        Raises ``NotPossible`` for an empty file, which Telegram does not send.
+        """
+        if not content:
+            raise NotPossible(f"the file {quoted(name)} is empty, and Telegram sends no empty files")
+        return await self.send(document=keep_document(self.world, name, content), **_caption(caption), **fields)
+
     async def edit(self, text: str, *, message: int | None = None) -> dict[str, Any]:
-        """Edit this user's last text message, or the one with the id ``message``; of a picture, the caption.
+        """Edit this user's last text message, or the one with the id ``message``; of a picture or file, the caption.
 
         Raises ``NotPossible`` if there is none.
         """
@@ -144,7 +155,7 @@ class Person(ChatHistory):
             raise NotPossible(f"this user has sent no {which} to edit; call send() first")
         found = find_entities(text) or None
         content: dict[str, Any] = {"text": text, "entities": found}
-        if "photo" in chosen[-1]:
+        if "photo" in chosen[-1] or "document" in chosen[-1]:
             content = {"caption": text, "caption_entities": found}
         return self.world.edit(self.room, chosen[-1], by_bot=False, **content)
 

@@ -52,7 +52,18 @@ from stepwell.fsm.events import (
     UpdateSetAside,
     subscribe,
 )
-from stepwell.fsm.filters import Filter, album, callback, command, fsm_flow, fsm_in_flow, fsm_state, kind, text
+from stepwell.fsm.filters import (
+    Filter,
+    album,
+    callback,
+    command,
+    content,
+    fsm_flow,
+    fsm_in_flow,
+    fsm_state,
+    kind,
+    text,
+)
 from stepwell.fsm.flows.description import StateName, UnreachableState
 from stepwell.fsm.flows.flow import Flow, state
 from stepwell.fsm.forms.form import Form
@@ -122,6 +133,7 @@ __all__ = [
     "button",
     "callback",
     "command",
+    "content",
     "fsm_flow",
     "fsm_in_flow",
     "fsm_state",

@@ -28,6 +28,7 @@ __all__ = [
     "as_filter",
     "callback",
     "command",
+    "content",
     "fsm_flow",
     "fsm_in_flow",
     "fsm_state",
@@ -321,6 +322,34 @@ class callback(Filter):  # noqa: N801
         if self.pattern is None:
             return update.kind == "callback_query"
         return update.callback_data is not None and _matches(self.pattern, update.callback_data, ctx)
+
+
+class content(Filter):  # noqa: N801
+    """Match a message that has one of these fields of the Bot API: ``content("photo", "video")``.
+
+    A notice of Telegram is a message too: ``content("successful_payment")``, ``content("new_chat_members")``. Without
+    names, match whatever a person sends, and no notice. Edited messages match only with ``edited=True``.
+
+    Example::
+
+        @router.on(content("document"))
+        async def received(ctx):
+            ctx.answer(f"I have {ctx.update.event['document']['file_name']}.")
+    """
+
+    __slots__ = ("edited", "names")
+
+    def __init__(self, *names: str, edited: bool = False) -> None:
+        if not all(isinstance(name, str) and name for name in names):
+            raise InvalidOption("content(...) takes the names of fields of a message, such as 'document'")
+        self.names: tuple[str, ...] = names
+        self.edited: bool = edited
+
+    def __call__(self, ctx: Context[Any], /) -> bool:
+        update = ctx.update
+        if not (update.kind or "").endswith(("message", "channel_post")) or (_is_edit(update) and not self.edited):
+            return False
+        return update.has(*self.names)
 
 
 class album(Filter):  # noqa: N801

@@ -60,6 +60,11 @@ ON_REQUEST: frozenset[str] = frozenset({"chat_member", "message_reaction", "mess
 _KNOWN = frozenset(KINDS)
 #: The kinds of new messages. An edit of a message of an album is an update of its own.
 _WITH_ALBUMS = frozenset({"message", "business_message", "guest_message", "channel_post"})
+#: The fields of a message for what a person sends. A message with none of them is a notice of Telegram.
+_CONTENT = (
+    "text", "photo", "video", "animation", "audio", "voice", "video_note", "document", "sticker", "story", "location",
+    "venue", "contact", "poll", "dice", "paid_media", "checklist", "rich_message",
+)  # fmt: skip
 _WITHOUT_USER = frozenset(kind.name for kind in _TABLE if not kind.has_user)
 _WITHOUT_CHAT = frozenset(kind.name for kind in _TABLE if not kind.has_chat)
 #: A bare ``ChatMemberUpdated`` counts as ``chat_member``, the last of its kinds.
@@ -196,6 +201,19 @@ class Update:
         if thread is None or (strict and _read(self._chat_part, "is_topic_message") is not True):
             return 0
         return _number(thread)
+
+    def has(self, *fields: str) -> bool:
+        """Return whether the message has one of these fields, such as ``"document"``; without names, any content.
+
+        A notice of Telegram, as that somebody has joined, has no content: ask for ``"new_chat_members"``.
+
+        Example::
+
+            if Update.of(update).has("photo", "video"):
+                print("a picture or a film")
+        """
+        # python-telegram-bot has an empty tuple in place of pictures that are not there.
+        return any(_read(self.event, name) not in (None, (), []) for name in fields or _CONTENT)
 
     def __repr__(self) -> str:
         return f"Update(kind={self.kind!r}, update_id={self.update_id!r})"

@@ -18,9 +18,9 @@ __all__ = ["ACTIONS", "LARGEST", "Action"]
 Given: TypeAlias = dict[str, Any]
 Action: TypeAlias = Callable[[Play, Given], Awaitable[Given | None]]
 
-MAX_TEXT, MAX_CAPTION, MAX_NAME = 4096, 1024, 64
-#: Ten pictures as base64, of the size to which the page reduces them.
-MAX_PHOTOS = 16 * 1024 * 1024
+MAX_TEXT, MAX_CAPTION, MAX_NAME, MAX_FILE_NAME = 4096, 1024, 64, 255
+#: Ten pictures as base64, of the size to which the page reduces them, or one file.
+MAX_FILES = 16 * 1024 * 1024
 MAX_PEOPLE, MAX_ROOMS, MAX_TOPICS = 12, 12, 12
 BURST = 10
 
@@ -38,6 +38,16 @@ async def send_photos(play: Play, given: Given) -> None:
         await person.send_photo(photos[0], caption=caption)
     else:
         await person.send_album(*photos, caption=caption)
+
+
+async def send_file(play: Play, given: Given) -> None:
+    """Send a file as it is."""
+    content = given.get("content")
+    if not isinstance(content, str):
+        raise UsageError("content must be a file as base64")
+    caption = _text(given, "text", MAX_CAPTION) if given.get("text") else ""
+    name = _text(given, "name", MAX_FILE_NAME)
+    await _person(play, given).send_document(b64decode(content, validate=True), name=name, caption=caption)
 
 
 async def edit_message(play: Play, given: Given) -> None:
@@ -147,7 +157,8 @@ async def add_person(play: Play, given: Given) -> Given:
     play.api.chat(play.bot, user, first_name=_text(given, "name", MAX_NAME))
     for room in list(play.world.rooms.values()):
         if room.id < 0:
-            Person(play.world, play.bot, user, room=room)
+            # The bot gets the update of a newcomer.
+            await Person(play.world, play.bot, user, room=room).join()
     play.places_changed()
     return {"room": str(user), "user": user}
 
@@ -214,9 +225,9 @@ def _number(given: Given, name: str) -> int:
 
 
 _ACTIONS: tuple[Action, ...] = (
-    send, send_photos, edit_message, stop, burst, press, repeat, restart, fire_timer, edit_record, clear_record,
-    step_back, start_over, replay, copy_test, add_person, add_group, add_topic,
+    send, send_photos, send_file, edit_message, stop, burst, press, repeat, restart, fire_timer, edit_record,
+    clear_record, step_back, start_over, replay, copy_test, add_person, add_group, add_topic,
 )  # fmt: skip
 ACTIONS: dict[str, Action] = {action.__name__: action for action in _ACTIONS}
 #: The largest request of an action in bytes, if it is larger than that of others.
-LARGEST: dict[str, int] = {"send_photos": MAX_PHOTOS}
+LARGEST: dict[str, int] = {"send_photos": MAX_FILES, "send_file": MAX_FILES}

@@ -103,7 +103,7 @@ def _message(world: World, message: dict[str, Any]) -> dict[str, Any]:
         "text": message.get("text", message.get("caption", "")),
         "entities": message.get("entities", message.get("caption_entities", [])),
         "rich": message.get("rich_message"),
-        "media": next((name for name in MEDIA if name in message), None),
+        "media": next((_media(name, message[name]) for name in MEDIA if name in message), None),
         "picture": picture if picture and picture_of(world, picture) else None,
         "album": message.get("media_group_id"),
         "service": f"{service} {topic}" if service and topic else service,
@@ -112,6 +112,10 @@ def _message(world: World, message: dict[str, Any]) -> dict[str, Any]:
         "reply": message.get("reply_to_message", {}).get("text"),
         "buttons": as_json(message.get("reply_markup", {}).get("inline_keyboard")),
     }
+
+
+def _media(name: str, media: Any) -> str:
+    return f"{name} {media['file_name']}" if name == "document" and "file_name" in media else name
 
 
 _INSIDE = ("member", "administrator", "creator", "restricted")

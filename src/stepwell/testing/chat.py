@@ -45,6 +45,8 @@ class Chat:
         async with Chat(turns) as chat:
             assert await chat.ask("hi") == ["Hello"]
 
+    The functions of ``on_startup`` are called before the first update, and again after each restart.
+
     Telegram's rules for methods, texts and keyboards apply: a call that Telegram would refuse raises
     ``BotApiError``. With ``on_send_error(call, error)`` it is passed to that function instead, as ``run_polling``
     does.

@@ -14,6 +14,7 @@ from stepwell.errors import InvalidOption, UsageError
 from stepwell.fsm import FSM, BotMethods, Router
 from stepwell.fsm.base import Send
 from stepwell.fsm.conversation.conversation import Conversation
+from stepwell.fsm.flows.hooks import takes
 from stepwell.options import check_instance, check_whole
 from stepwell.storage import MemoryStorage, Storage, open_storage
 from stepwell.testing.clock import Clock
@@ -61,6 +62,8 @@ class Workers:
         self._show_turn: Send | None = None
         self._turns = TurnWorkers()
         self._client: BotMethods | None = None
+        #: Whether the functions of ``on_startup`` were called.
+        self._started = False
         #: Kill the bot at the next update or timer: before its commit, or after it.
         self._kill: str | None = None
         self._count = count
@@ -83,6 +86,7 @@ class Workers:
     async def handle(self, update: dict[str, Any]) -> list[dict[str, Any]]:
         """Handle an update with the next worker, and return the calls to make; none if the bot is killed."""
         await self._restart_if_dead()
+        await self._start()
         router = self.next()
         if self._kill is None:
             return await router.handle(update)
@@ -134,6 +138,7 @@ class Workers:
     async def tick(self, until: asyncio.Event | None = None) -> None:
         """Fire the due timers of every worker, and run the turns that are due until they end or wait for people."""
         await self._restart_if_dead()
+        await self._start()
         await self._fire_timers()
         assert self._show_turn is not None
         if await self._turns.serve(self._routers, self._show_turn, self._client):
@@ -144,6 +149,16 @@ class Workers:
     def longest_window(self) -> float:
         """The seconds after which the messages of a turn are complete."""
         return self._turns.longest_window(self._routers)
+
+    async def _start(self) -> None:
+        """Call the functions of ``on_startup``, once in each process."""
+        if self._started:
+            return
+        self._started = True
+        for router in self._routers:
+            for lifecycle in router.lifecycles:
+                for function in lifecycle.startup:
+                    await _portal.call_function(function, *((self._client,) if takes(function, 1) else ()))
 
     async def _restart_if_dead(self) -> None:
         if self._turns.dead:
@@ -192,6 +207,7 @@ class Workers:
             await _fsm_of(router).storage.open()
 
     async def stop(self) -> None:
+        self._started = False
         await self._turns.stop()
         for router in self._routers:
             storage = _fsm_of(router).storage

@@ -12,11 +12,6 @@ __all__ = ["Message", "is_message"]
 
 #: The kinds of updates that are messages.
 _KINDS: Final = ("message", "business_message")
-#: What a person sends. A message with none of these is a notice of Telegram, as that somebody has joined.
-_CONTENT: Final = (
-    "text", "photo", "video", "animation", "audio", "voice", "video_note", "document", "sticker", "story", "location",
-    "venue", "contact", "poll", "dice", "paid_media", "checklist", "rich_message",
-)  # fmt: skip
 
 
 class Message:
@@ -109,4 +104,4 @@ def is_message(update: Update) -> bool:
     """Return whether an update is a message of a person that is no command: what turns take by default."""
     if update.kind not in _KINDS or update.user is None or update.command is not None:
         return False
-    return update.user.is_bot is not True and any(_field(update.event, name) for name in _CONTENT)
+    return update.user.is_bot is not True and update.has()

@@ -13,7 +13,7 @@ from stepwell.botapi.objects import StoredFile
 from stepwell.botapi.params import Params, Upload
 from stepwell.botapi.world import World
 
-__all__ = ["METHODS", "add_profile_photo", "keep_photo", "keep_picture", "take_file"]
+__all__ = ["METHODS", "add_profile_photo", "keep_document", "keep_photo", "keep_picture", "take_file"]
 
 #: The most files that are kept.
 MAX_FILES = 100
@@ -93,6 +93,13 @@ def keep_picture(world: World, content: bytes) -> dict[str, Any]:
     """Keep a picture, and return its PhotoSize object."""
     file = _store(world, "photo", "photo.jpg", content)
     file.json = {**file.base, **_PHOTO_SIZE}
+    return file.json
+
+
+def keep_document(world: World, name: str, content: bytes) -> dict[str, Any]:
+    """Keep a file that is sent as a file, and return its Document object."""
+    file = _store(world, "document", name, content)
+    file.json = {**file.base, "file_name": name, "mime_type": file.media_type}
     return file.json
 
 

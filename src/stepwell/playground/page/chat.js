@@ -1,7 +1,7 @@
 // One chat pane: the messages, the bot's keyboard and the input box of one user.
 import { copyTest, replayChat, startOver } from "./dialogs.js";
 import { act, el, keyed } from "./dom.js";
-import { pictureButton, sendPictures } from "./pictures.js";
+import { fileButton, sendFiles } from "./pictures.js";
 import { formatted, richMessage } from "./text.js";
 
 // The pictures of an album are one bubble, as in Telegram.
@@ -40,7 +40,7 @@ export class ChatPane {
       rows: "1", placeholder: "Message, or / for commands", "aria-label": "Message", maxlength: "4096",
       "aria-autocomplete": "list", "aria-controls": `${this.id}-commands`,
       oninput: () => this.complete(), onkeydown: (event) => this.key(event), onblur: () => this.close(),
-      onpaste: (event) => { const { files } = event.clipboardData; if (files.length) { event.preventDefault(); this.pictures(files); } },
+      onpaste: (event) => { const { files } = event.clipboardData; if (files.length) { event.preventDefault(); this.files(files); } },
     });
     // The id of the message that is being edited.
     this.edited = null;
@@ -55,7 +55,7 @@ export class ChatPane {
       this.messages, this.newer,
       el("form", { class: "write", onsubmit: (event) => { event.preventDefault(); this.send(); } },
         this.keyboard, this.menu, this.count, this.editing,
-        el("div", { class: "line" }, ...pictureButton((files) => this.pictures(files)), this.input, el("button", { class: "main", type: "submit" }, "Send")),
+        el("div", { class: "line" }, ...fileButton((files) => this.files(files)), this.input, el("button", { class: "main", type: "submit" }, "Send")),
         el("div", { class: "tools" },
           tool("Repeat last update", "Deliver the last update again, as Telegram does when an acknowledgement was lost", () => act("repeat")),
           tool("Send 10 messages", "Send ten messages at once: the text above, or “Message 1” to “Message 10”", () => this.burst()),
@@ -104,9 +104,9 @@ export class ChatPane {
   }
 
   // The text in the box is the caption.
-  async pictures(files) {
+  async files(files) {
     const text = this.input.value.trim();
-    if (await sendPictures(this.target, files, text)) this.edit(null);
+    if (await sendFiles(this.target, files, text)) this.edit(null);
     this.input.focus();
   }
 

@@ -11,11 +11,11 @@ from typing import Any, TypeAlias
 
 from stepwell._secrets import quoted
 from stepwell.errors import BotApiError, BotBlocked, BotUnavailable, InvalidOption, UnknownRun, UsageError
+from stepwell.fsm import BotMethods
 from stepwell.nodes import BatchNode, Event, NodeFlow
 from stepwell.options import check, check_text
 from stepwell.storage import Storage
 from stepwell.storage.state_storage import StateStorage
-from stepwell.telegram.calls.client import BotClient
 from stepwell.telegram.sending.limits import ChatId
 from stepwell.texts import fit, make_call
 
@@ -56,7 +56,7 @@ class BroadcastResult:
 
 
 async def broadcast(
-    client: BotClient,
+    client: BotMethods,
     chats: Iterable[ChatId] | None,
     text_or_call: ContentOf,
     *,
@@ -77,6 +77,7 @@ async def broadcast(
     whose message was sent get no second one, except for the last few. A finished broadcast is not sent again: the call
     returns its result. ``chats=None`` resumes with the stored list.
 
+    :param client: a ``BotClient``, or the client of a bot that runs: ``ctx.bot``.
     :param flow_id: the id of this broadcast. Another message needs another id.
     :param concurrency: how many calls are at the client at once. The answers of a bot that uses the same client wait
         behind them.
@@ -151,7 +152,7 @@ class _Send(BatchNode[ChatId, list[str] | None]):
     """Sends to each chat. The result is ``None``, or the kind and the description of a refusal."""
 
     def __init__(
-        self, client: BotClient, chats: list[ChatId] | None, content: ContentOf, check: _Check, concurrency: int
+        self, client: BotMethods, chats: list[ChatId] | None, content: ContentOf, check: _Check, concurrency: int
     ) -> None:
         super().__init__(name="send", concurrency=concurrency)
         self.client = client

@@ -1,0 +1,40 @@
+"""The agent in a group: it answers those who address it, and has read the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from examples.cookbook import group
+from stepwell.botapi import BotAPI
+from stepwell.testing import Chat
+from tests.examples.cookbook.running import running
+
+
+async def test_in_a_real_group_it_answers_its_name_and_replies_only(tmp_path: Path) -> None:
+    async with BotAPI() as api:
+        bot = api.bot("group_bot")
+        alice = api.chat(bot, first_name="Alice").group(-100)
+        bob = alice.user(43, first_name="Bob")
+        async with running(group.make_router(f"sqlite:///{tmp_path}/group.db"), api, bot):
+            await alice.send("Shall we meet at nine?")
+            question = await bob.send("@group_bot what did she say?")
+            answer = await bob.hear(timeout=60)
+            assert answer["text"] == "I have read 2 messages of Alice, Bob."
+            assert answer["reply_to_message"]["message_id"] == question["message_id"]
+            assert await alice.answer() == answer["text"]
+            await alice.reply("And now?")
+            assert await alice.answer(timeout=60) == "I have read 4 messages of Alice, Bob."
+            assert await alice.user(44).send("Nobody asks you")
+            assert await api.chat(bot).ask("Hello", timeout=60) == "I have read 1 messages of Alice."
+
+
+async def test_killed_before_its_answer_it_answers_once_and_still_knows_the_group() -> None:
+    async with Chat(group.make_router) as chat:
+        room = chat.group(-100)
+        assert await room.send("Shall we meet at nine?") == []
+        await room.restart()
+        room.kill_next("before end")
+        await room.ask("@test_bot what did I say?")
+        (answer,) = await room.advance(30)
+        assert answer.startswith("I have read 2 messages of ")
+        assert await room.advance(60) == []
