@@ -13,7 +13,7 @@ from typing import Any
 
 from stepwell.botfile import defines_router
 from stepwell.errors import UsageError
-from stepwell.playground.events.group import EventGroup
+from stepwell.playground.events.group import EventGroup, label_of
 from stepwell.playground.records import Shown
 
 __all__ = ["ChatTest", "write_test"]
@@ -203,9 +203,7 @@ class _Steps:
         return f"chat.deliver({update!r})" if group.calls or group.writes else None
 
     def _press(self, group: EventGroup, query: dict[str, Any]) -> str | None:
-        message = query.get("message") or {}
-        rows = message.get("reply_markup", {}).get("inline_keyboard", [])
-        label = next((each["text"] for row in rows for each in row if each.get("callback_data") == query["data"]), None)
+        message, label = query.get("message") or {}, label_of(query)
         if label is None:
             return None
         here = [number for thread, number in self._shown if thread == group.thread]

@@ -7,7 +7,7 @@ from typing import Any
 
 from stepwell.web.display import as_json
 
-__all__ = ["EventGroup", "GroupEvent"]
+__all__ = ["EventGroup", "GroupEvent", "label_of"]
 
 
 @dataclass(slots=True, eq=False)
@@ -144,3 +144,9 @@ class EventGroup:
         """Return the message of its update, and the message with the pressed button."""
         events = [each for each in (self.update or {}).values() if isinstance(each, dict)]
         return [*events, *[each["message"] for each in events if isinstance(each.get("message"), dict)]]
+
+
+def label_of(query: dict[str, Any]) -> str | None:
+    """Return the text of the button that a callback query is from, if its message shows that."""
+    rows = (query.get("message") or {}).get("reply_markup", {}).get("inline_keyboard", [])
+    return next((each["text"] for row in rows for each in row if each.get("callback_data") == query["data"]), None)

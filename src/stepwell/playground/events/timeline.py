@@ -13,7 +13,7 @@ from itertools import count
 from typing import Any
 
 from stepwell.botapi import WorldEvent, message_text
-from stepwell.playground.events.group import EventGroup, GroupEvent
+from stepwell.playground.events.group import EventGroup, GroupEvent, label_of
 from stepwell.playground.rooms import MEDIA
 
 __all__ = ["MAX_EVENTS", "MAX_GROUPS", "Timeline"]
@@ -47,7 +47,10 @@ class Timeline:
         update = event.body
         kind = next((name for name in update if name != "update_id"), "update")
         body = update.get(kind) or {}
-        said = body.get("text") or body.get("caption") or body.get("data") or body.get("query") or ""
+        data = str(body.get("data") or "")
+        # The data of a button of a turn's question is a number for Stepwell alone.
+        pressed = (data.startswith("turn:") and label_of(body)) or data
+        said = body.get("text") or body.get("caption") or pressed or body.get("query") or ""
         sender = body.get("from") or {}
         chat = body.get("chat") or body.get("message", {}).get("chat") or sender
         what = next((name for name in MEDIA if name in body), kind) if kind == "message" else kind

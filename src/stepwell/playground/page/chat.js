@@ -245,7 +245,7 @@ export class ChatPane {
       ({ at, row }) => el("div", { class: "row" }, ...row.map((button, column) => this.button(button, () => act("press", { ...this.target, row: at, column })))));
     const newest = here[here.length - 1];
     this.write(draft);
-    const shown = here.length || draft ? here.map((message) => ({ ...message, failure: app.failures.get(`${place.room}/${message.id}`) ?? null, mine: message.from.id === place.user, group, place: this.target })) : [{ id: "welcome", commands: app.commands(), where: app.where(place) }];
+    const shown = here.length || draft ? here.map((message) => ({ ...message, failure: app.failures.get(`${place.room}/${message.id}`) ?? null, mine: message.from.id === place.user, group, place: this.target })) : [{ id: "welcome", commands: app.commands(), where: app.where(place), agent: app.hasNoFlow() }];
     keyed(messages, draft ? [...shown, { id: "draft" }] : shown,
       (item) => item.id, (item, old) => (item.id === "welcome" ? this.welcome(item) : item.id === "draft" ? this.draft : this.message(item, old)));
     if (at !== this.at) {
@@ -303,14 +303,14 @@ export class ChatPane {
         el("time", {}, item.edited ? `edited ${time}` : time)));
   }
 
-  welcome({ commands, where }) {
+  welcome({ commands, where, agent }) {
     const try_ = commands.filter((each) => each.command !== "cancel").slice(0, 4);
     return el("li", { class: "welcome" },
       where ? el("p", { class: "resumed" }, el("b", {}, "You have an open conversation: "), el("code", {}, where), ". Send a message to continue.") : null,
       el("h3", {}, "Chat with your bot. Everything stays on this machine."),
       el("ol", {},
         el("li", {}, "Send a message", try_.length ? ", or start with: " : ".", ...try_.map((each) => el("button", { type: "button", class: "chip", onclick: (event) => { act("send", { ...this.target, text: `/${each.command}` }); this.refocus(event); } }, `/${each.command}`))),
-        el("li", {}, "Watch the state change: the highlighted box is the current state, the record below is what is stored."),
+        el("li", {}, agent ? "Watch the turn: the messages that it answers, its tools and its questions." : "Watch the state change: the highlighted box is the current state, the record below is what is stored."),
         el("li", {}, "Try to break it: restart the bot, repeat an update, send ten messages at once. Then step back, or replay the chat.")));
   }
 }

@@ -23,6 +23,11 @@ const app = {
   room(id) { return this.sections.people?.rooms.find((room) => room.id === id); },
   name(id) { return this.sections.people?.people.find((user) => user.id === id)?.name ?? String(id); },
   commands() { return this.sections.bot?.commands ?? []; },
+  // A bot with turns only has neither a flow nor a record.
+  hasNoFlow() {
+    const { machines = [], turns = [] } = this.sections;
+    return machines.length + turns.length > 0 && !machines.some((machine) => machine.flows.length);
+  },
 
   where(place) {
     const record = currentRecord(this, place)?.record;

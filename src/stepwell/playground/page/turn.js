@@ -28,8 +28,8 @@ function message(each) {
   return el("li", {}, el("b", {}, each.who ? `${each.who} ` : ""), each.text || (each.album ? "a picture of an album" : "a message without text"));
 }
 
-function tool(each) {
-  const state = each.outcome ? OUTCOMES[each.outcome] : "runs";
+function tool(each, attempt) {
+  const state = each.outcome ? OUTCOMES[each.outcome] : attempt > 1 && each.replay === "never" ? "was interrupted, or runs" : "runs";
   return el("li", { class: each.outcome ?? "open" }, el("code", {}, each.name), " ",
     el("span", { class: `mark${each.outcome === "raised" ? " bad" : ""}` }, state), " ",
     el("span", { class: "note" }, each.replay === "never" ? "at most once" : "may run again"));
@@ -47,8 +47,7 @@ export function renderTurn(app) {
   const now = currentTurn(app);
   const card = byId("turn-card");
   card.hidden = !now;
-  // A bot with turns only has neither a flow nor a record.
-  const only = Boolean(now) && !(app.sections.machines ?? []).some((machine) => machine.flows.length);
+  const only = app.hasNoFlow();
   byId("diagram").closest("article").hidden = only;
   byId("record").closest("article").hidden = only && !currentRecord(app, app.active.place)?.record;
   const as = JSON.stringify(now);
@@ -63,7 +62,7 @@ export function renderTurn(app) {
         now.state === "collecting" && now.shuts_at !== null ? clock(now.shuts_at, "until the turn starts") : null),
       part("Waiting", now.waiting.map(message)),
       part("In this turn", now.messages.map(message)),
-      part("Tools", now.tools.map(tool)),
+      part("Tools", now.tools.map((each) => tool(each, now.attempt))),
       part("Questions", now.questions.map(question)),
       now.unsent ? el("p", { class: "note" }, `${now.unsent} ${now.unsent === 1 ? "call is" : "calls are"} not sent yet`) : null,
       part("Failed", now.failed.map((each) => el("li", { class: "bad" }, `${each.texts.join(", ")}: ${each.error}`))),
