@@ -69,9 +69,9 @@ async def test_the_bot_runs_by_stepwell_run(tmp_path: Path) -> None:
         try:
             chat = api.chat(account)
             await chat.send("/register")
-            assert await chat.answer(timeout=60) == "What's your name?"
+            assert await chat.answer(timeout=60) == "Name?"
             await chat.send("Alice")
-            assert await chat.answer(timeout=60) == "Got it, Alice! What's your email?"
+            assert await chat.answer(timeout=60) == "Email?"
         finally:
             process.kill()
             await process.wait()
@@ -92,6 +92,11 @@ def test_the_flow_continues_after_a_crash_without_running_its_first_node_again(t
     assert (second.returncode, second.stdout) == (0, "{'notes': 'notes', 'report': 'a report from notes'}\n")
 
 
-@pytest.mark.parametrize("name", ["bot.py", "flow.py"])
+@pytest.mark.parametrize("name", ["agent.py", "bot.py", "flow.py"])
 def test_the_files_of_the_readme_are_short(name: str) -> None:
     assert len([line for line in FILES[name].splitlines() if line.strip()]) < 20
+
+
+@pytest.mark.parametrize("name", ["agent.py", "bot.py"])
+def test_the_agent_and_the_wizard_fit_beside_each_other(name: str) -> None:
+    assert max(map(len, FILES[name].splitlines())) <= 64
