@@ -153,7 +153,7 @@ def test_the_wheel_contains_every_file_of_the_package() -> None:
     # The builder leaves out the files that git ignores, and nothing else.
     package = ROOT / "src" / "stepwell"
     files = [path for path in package.rglob("*") if path.is_file() and "__pycache__" not in str(path)]
-    for part in ("cli/templates/bot/pyproject.toml.txt", "cli/templates/flow/.gitignore.txt",
+    for part in ("cli/templates/bot/pyproject.toml.txt", "cli/templates/.gitignore.txt",
                  "inspector/page/index.html", "playground/page/index.html", "web/page/base.css",
                  "storage/redis/batch.lua", "py.typed"):  # fmt: skip
         assert package / part in files
