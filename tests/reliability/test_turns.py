@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import signal
 import uuid
 from collections import Counter
@@ -18,7 +17,7 @@ from stepwell import Storage, open_storage
 from stepwell.turns import Turn, Turns
 from tests.backends import Backend
 from tests.reliability.dose import LARGE, dose, seeded
-from tests.reliability.turn_roles import LEASE, POINTS, lines, pressed, update
+from tests.reliability.turn_roles import LEASE, POINTS, answers_in, lines, pressed, update
 from tests.reliability.workers import Workers
 from tests.servers import postgres
 from tests.servers.proxy import Proxy
@@ -31,8 +30,6 @@ STOPS = dose("TURN_STOPS", 24, 2400)
 #: How many chats write at once.
 CHATS = 12
 CUTS = dose("TURN_CUTS", 30, 1000)
-
-_ANSWER = re.compile(r"([0-9a-f]+) \[([0-9 ]*)\]\s*(.*)", re.DOTALL)
 
 
 @pytest.fixture
@@ -65,13 +62,7 @@ class Files:
 
     def answers(self) -> dict[str, tuple[list[int], str]]:
         """Return the messages and the result of each turn that was answered."""
-        found: dict[str, tuple[list[int], str]] = {}
-        for (call,) in lines(self.sent):
-            match = _ANSWER.fullmatch(call.get("text", ""))
-            if match is not None:
-                ids = [int(number) for number in match[2].split()]
-                assert found.setdefault(match[1], (ids, match[3])) == (ids, match[3]), "an answer is always the same"
-        return found
+        return answers_in(call.get("text", "") for (call,) in lines(self.sent))
 
     def answered(self) -> Counter[int]:
         return Counter(number for ids, _ in self.answers().values() for number in ids)

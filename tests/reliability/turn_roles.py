@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,18 +36,29 @@ def lines(path: Path) -> list[list[Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def agent(storage: Storage, payments: str, kill: Callable[[str], None], **options: Any) -> Turns:
-    """Return turns whose handler pays for each message that begins with ``pay``, and names its messages."""
+def agent(
+    storage: Storage,
+    paid: Callable[[str], None],
+    kill: Callable[[str], None],
+    think: Callable[[], Awaitable[None]] | None = None,
+    **options: Any,
+) -> Turns:
+    """Return turns whose handler pays for messages with ``pay``, asks for those with ``ask``, and names its messages.
+
+    ``paid`` is called with each payment, ``kill`` at each point, ``think`` when the handler begins.
+    """
     turns = Turns("bot", storage=storage, **{"collect": 0.05, "lease": LEASE, "attempts": 10, **options})
 
     async def charge(text: str) -> str:
-        write_line(payments, "paid", text)
+        paid(text)
         kill("in the tool")
         return f"receipt for {text}"
 
     @turns.handler
     async def answer(turn: Turn) -> None:
         kill("start")
+        if think is not None:
+            await think()
         if "ask" in turn.text and not await turn.ask("Really?", approvers=[42]):
             turn.answer("You said no.")
             return
@@ -60,6 +73,21 @@ def agent(storage: Storage, payments: str, kill: Callable[[str], None], **option
         turn.answer(f"{turn.id} [{ids}] {' '.join(said)}".strip())
 
     return turns
+
+
+#: The text of an answer: the id of its turn, the ids of its messages, and what its tool has returned.
+ANSWER = re.compile(r"([0-9a-f]+) \[([0-9 ]*)\]\s*(.*)", re.DOTALL)
+
+
+def answers_in(texts: Iterable[str]) -> dict[str, tuple[list[int], str]]:
+    """Return the messages and the result of each turn that was answered. An answer may be sent again, unchanged."""
+    found: dict[str, tuple[list[int], str]] = {}
+    for text in texts:
+        match = ANSWER.fullmatch(text)
+        if match is not None:
+            ids = [int(number) for number in match[2].split()]
+            assert found.setdefault(match[1], (ids, match[3])) == (ids, match[3]), "an answer is always the same"
+    return found
 
 
 class Killing:
@@ -108,7 +136,7 @@ async def run_turns(
 ) -> None:  # fmt: skip
     """Run turns until killed, or until SIGTERM."""
     kill = Killing(storage, kill_at)
-    turns = agent(storage, payments, kill, **(options or {}))
+    turns = agent(storage, partial(write_line, payments, "paid"), kill, **(options or {}))
 
     async def send(call: dict[str, Any]) -> None:
         write_line(sent, call)

@@ -408,7 +408,8 @@ class Attempt(AttemptBase):
 
     async def _heartbeat(self, check: float) -> None:
         """Move the time at which another worker looks after the turn, before it is reached."""
-        lease, slot = self.runner.turns.lease, self.record.slot
+        lease, record = self.runner.turns.lease, self.record
+        slot = record.slot
         if check - slot.time() > lease / 2:
             return
 
@@ -416,7 +417,13 @@ class Attempt(AttemptBase):
             turn = self.own(table)
             return replaced(table, turn=replaced(turn, check=slot.time() + lease))
 
-        await self.write(later)
+        try:
+            await record.write(later)
+        except Conflict:
+            # One that was suspended meanwhile waits for people, and must not claim its record again.
+            if slot.holding:
+                self.abandon()
+                raise
 
     async def _end_watch(self) -> None:
         watch, self._watch = self._watch, None
