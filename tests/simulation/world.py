@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, S
 from contextvars import Context
 from typing import Any, ClassVar
 
+from stepwell.errors import StorageError
 from stepwell.testing.simulated_store import NETWORK_FAULTS, SimulatedStore
 from stepwell.testing.simulation import SimulatedProcess, Simulation
 from tests.simulation.faults import Fault, draw
@@ -130,9 +131,11 @@ class World(ABC):
             if not process.dead:
                 # Everything of the process ends with its main task.
                 process.kill()
-                if not life.task.cancelled():
+                error = None if life.task.cancelled() else life.task.exception()
+                if not life.task.cancelled() and not _is_outage(error):
                     life.task.result()
                     return
+                self.simulation.note(process.name, f"ends: {error!r}" if error else "stops")
             else:
                 self.happened["kill"] += 1
                 self.simulation.note(process.name, "dies")
@@ -188,8 +191,18 @@ class World(ABC):
                 found = await found
             if found:
                 return
+            for task in self._supervisors:
+                if task.done():
+                    task.result()
             assert self.simulation.now < end, f"not within {seconds:g} s: {what}"
             await asyncio.sleep(0.25)
+
+
+def _is_outage(error: BaseException | None) -> bool:
+    """Return whether a process has ended because the storage was away, as an operator would start it again."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(_is_outage, error.exceptions))
+    return isinstance(error, StorageError)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context, ContextVar
+from functools import cache
 from heapq import heapify, heappop, heappush
 from pathlib import Path
 from types import FrameType
@@ -38,6 +39,7 @@ _OF_OTHERS: Final = tuple(
 current_process: ContextVar[SimulatedProcess | None] = ContextVar("stepwell_simulated_process", default=None)
 
 
+@cache
 def is_of_user(file: str) -> bool:
     """Return whether a file has code of the user."""
     return not file.startswith(_OF_OTHERS) and os.sep + "site-packages" + os.sep not in file

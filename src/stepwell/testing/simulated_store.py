@@ -14,6 +14,7 @@ from stepwell.storage.listing import ANY, Any_, Beside, Due, Page, Query, StateC
 from stepwell.storage.transport.batch import Batch
 from stepwell.storage.transport.lane import Lane
 from stepwell.storage.transport.notices import NoticeChannel
+from stepwell.storage.transport.reads import read_again
 from stepwell.testing.simulated_loop import SimulatedLoop, SimulatedProcess, current_process
 
 if TYPE_CHECKING:
@@ -198,7 +199,7 @@ class _SimulatedStorage(Storage):
     async def _read(self, method: Callable[..., Coroutine[Any, Any, Any]], *args: Any, **options: Any) -> Any:
         if self.loop is not asyncio.get_running_loop():
             await self.ensure_open()
-        return await self._store._exchange(lambda: self._store._read(method(*args, **options)))
+        return await read_again(lambda: self._store._exchange(lambda: self._store._read(method(*args, **options))))
 
     async def page(self, query: Query, after: Any, limit: int) -> Page:
         page: Page = await self._read(self._store.memory.page, query, after, limit)
