@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 DEMO := $(VENV)/.demo
 SITE := $(VENV)/.site
 
-.PHONY: help demo test test-versions check docs dist bench torture clean
+.PHONY: help demo test test-versions check docs dist bench simulate torture clean
 
 help:
 	@echo "make demo    chat with a bot that survives kill -9, in your browser and in this terminal"
@@ -17,6 +17,7 @@ help:
 	@echo "make docs    the site, in build/docs"
 	@echo "make dist    sdist and wheel in dist, tried in empty environments"
 	@echo "make bench   benchmarks of Stepwell and its peers, side by side"
+	@echo "make simulate  thousands of simulated worlds with faults; SEED=17 repeats one and shows its trace"
 	@echo "make torture all randomised and fault tests with many repetitions (hours)"
 	@echo "make clean   remove the environment and all caches"
 
@@ -74,6 +75,10 @@ $(DIST_READY): $(READY)
 # ARGS="--python python3.13" tries the wheel on further versions, ARGS="--extra redis" with this extra only.
 dist: $(DIST_READY)
 	@$(BIN)/python scripts/dist.py $(ARGS)
+
+# SEEDS=100000 JOBS=2 FIRST=0: how many, in how many processes, from which one on.
+simulate: $(READY)
+	@SEED="$(SEED)" SEEDS="$(SEEDS)" FIRST="$(FIRST)" JOBS="$(JOBS)" $(BIN)/python -m tests.simulation
 
 # It writes docs/reliability.md. ARGS="tests/reliability/test_kills.py" runs a part; the rows of the others stay.
 torture: $(READY)

@@ -120,5 +120,3 @@ class Storm(World):
     async def work(self, life: Life) -> None:
         async with self.store.storage(sweep_every=None) as storage:
             await storm_worker(storage, life.report, concurrency=4)
-
-

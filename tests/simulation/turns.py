@@ -156,5 +156,7 @@ class Agents(World):
             assert not missing, f"{missing} of {messages} were not answered: {said}"
         for (_, (ids, _)), (_, (later, _)) in pairwise(answers.items()):
             assert max(ids) < min(later), f"the answers are out of order: {answers}"
-        kept = [int(number) for entry in history if isinstance(entry, str) for number in entry.split() if number.isdigit()]
+        kept = [
+            int(number) for entry in history if isinstance(entry, str) for number in entry.split() if number.isdigit()
+        ]
         assert set(named) <= set(kept), f"the history has {kept}, not {named}"

@@ -9,6 +9,8 @@ import pytest
 
 from stepwell import MemoryStorage
 from stepwell.errors import InvalidOption
+from stepwell.testing.simulated_store import SimulatedStore
+from stepwell.testing.simulation import Simulation
 from stepwell.turns import Decided, Turn, Turns
 from tests.backends import Backend
 from tests.turns.people import ANN, People, state_of, working
@@ -227,6 +229,30 @@ async def test_an_answer_that_arrives_before_the_claim_is_released_lets_the_hand
         await turns.admit(people.message("it"))
         assert (await people.answered(2))[1] == "Yes: paid"
     assert runs == [1]
+
+
+def test_a_heartbeat_that_meets_a_question_does_not_claim_the_conversation_again() -> None:
+    """The heartbeat of a turn and the write that releases the claim for a question may be under way together."""
+
+    async def main(simulation: Simulation) -> str | None:
+        async with SimulatedStore(simulation).storage() as storage:
+            turns, people = Turns("bot", storage=storage, collect=0.0, lease=1.5), People()
+
+            @turns.handler
+            async def answer(turn: Turn) -> None:
+                # The heartbeat is due when the record is looked at for the first time.
+                await asyncio.sleep(0.995 + 0.01 * simulation.random.random())
+                await turn.ask("Really?")
+
+            async with working(turns, people):
+                await turns.admit(people.message("it"))
+                await card_of(people)
+                await asyncio.sleep(10)
+                return (await storage.beside(turns.address(ANN))).holder
+
+    for seed in range(60):
+        simulation = Simulation(seed, allow=["clock"])
+        assert simulation.run(main(simulation)) is None, "nobody holds the claim while the turn waits for people"
 
 
 async def test_wrong_questions_are_refused() -> None:

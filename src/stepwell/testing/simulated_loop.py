@@ -7,6 +7,7 @@ import os
 import random
 import sys
 import sysconfig
+import warnings
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context, ContextVar
 from functools import cache
@@ -338,17 +339,13 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         """End the tasks of dead processes: their code runs to its end, and nothing that it does has an effect."""
         self.over = True
         self._waiting = _Discarded()
-        for task in self._tasks.values():
-            if task.done():
-                continue
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
-            coroutine = task.get_coro()
-            for _ in range(MOST_CLOSINGS):
-                try:
-                    Context().run(coroutine.close)
-                    break
-                except BaseException:  # noqa: BLE001 it awaits again, or its cleanup fails
-                    continue
+        with warnings.catch_warnings():
+            # Its last step may have made a coroutine that was not awaited yet.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            for task in self._tasks.values():
+                if not task.done():
+                    task._log_destroy_pending = False  # type: ignore[attr-defined]
+                    _close(task.get_coro())
         self._tasks.clear()
         self._timers.clear()
 
@@ -365,6 +362,15 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 class _Discarded(list[asyncio.Handle]):
     def append(self, handle: asyncio.Handle) -> None:
         pass
+
+
+def _close(coroutine: Any) -> None:
+    for _ in range(MOST_CLOSINGS):
+        try:
+            Context().run(coroutine.close)
+            return
+        except BaseException:  # noqa: BLE001 it awaits again, or its cleanup fails
+            continue
 
 
 def _failed(task: SimulatedTask[Any]) -> bool:
