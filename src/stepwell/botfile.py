@@ -185,7 +185,7 @@ async def started(workers: list[worker], *, wait_for_storage: bool = True) -> As
 
 def _submitted_flows(router: Router, names: Mapping[str, Any]) -> Iterator[NodeFlow]:
     """Yield the flows that functions with a call of ``submit`` name: handlers, and functions of their modules."""
-    handlers = [inspect.unwrap(route.handler) for _, route, _ in router._flat()]
+    handlers = [inspect.unwrap(found.route.handler) for found in router._flat()]
     # The function of a method.
     bare = [getattr(each, "__func__", each) for each in handlers]
     functions = [each for each in bare if isinstance(each, FunctionType)]

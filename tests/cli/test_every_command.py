@@ -16,7 +16,7 @@ import pytest
 from stepwell import open_storage
 from stepwell.cli import _parser
 from stepwell.fsm import FSM
-from stepwell.fsm.refused import keep_refused
+from stepwell.fsm.refusals import keep_refused
 from stepwell.nodes import Node, NodeFlow, Parked, RunStuck, Wait, every
 from stepwell.storage import Storage
 from stepwell.telegram.receiving.aside import set_aside

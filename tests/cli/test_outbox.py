@@ -15,7 +15,7 @@ from stepwell import copy_records, open_storage
 from stepwell.botapi import Bot, BotAPI, Person
 from stepwell.fsm import FSM, Context, FSMEvent, Router, UpdateSetAside, text
 from stepwell.fsm.conversation.extension import Extension, with_kept
-from stepwell.fsm.refused import KEEP, refused_calls, refused_log
+from stepwell.fsm.refusals import KEEP, refused_calls, refused_log
 from stepwell.log import Log
 from stepwell.record import INBOX, NO_HEAD, REFUSED, Change
 from stepwell.slot import Slot
@@ -119,7 +119,7 @@ async def test_secrets_of_a_refused_call_are_masked(command: Command, storage: S
 
 
 async def keep(storage: Storage, call: dict[str, Any], *, chat: int = 42) -> None:
-    from stepwell.fsm.refused import keep_refused
+    from stepwell.fsm.refusals import keep_refused
 
     about = {"update_id": 1, "handler": None, "code": 400, "description": "Bad Request"}
     await keep_refused(storage, "my_bot", call, method=call["method"], chat=chat, **about)

@@ -67,11 +67,15 @@ from stepwell.fsm.filters import (
 from stepwell.fsm.flows.description import StateName, UnreachableState
 from stepwell.fsm.flows.flow import Flow, state
 from stepwell.fsm.forms.form import Form
-from stepwell.fsm.keyboards import button, keyboard, remove_keyboard, reply_keyboard
+from stepwell.fsm.forms.keyboards import button, keyboard, remove_keyboard, reply_keyboard
+from stepwell.fsm.forms.menus import Calendar, Menu
 from stepwell.fsm.machine import FSM
 from stepwell.fsm.router import Router
+from stepwell.fsm.throttle import Throttle
 from stepwell.fsm.timers.expiry import Expired
+from stepwell.fsm.translations import Translations
 from stepwell.fsm.update import Update
+from stepwell.texts import decode_payload, encode_payload, html, md, start_link
 
 __all__ = [
     "FSM",
@@ -79,6 +83,7 @@ __all__ = [
     "AnswerRefused",
     "BotMethods",
     "Busy",
+    "Calendar",
     "Committed",
     "Conflict",
     "Context",
@@ -105,6 +110,7 @@ __all__ = [
     "InvalidOption",
     "LeaseLost",
     "MachineReady",
+    "Menu",
     "MigrationError",
     "MissingExtra",
     "NoKeyError",
@@ -116,9 +122,11 @@ __all__ = [
     "StorageError",
     "StorageUnavailable",
     "StoredDataError",
+    "Throttle",
     "TimerFired",
     "TooLarge",
     "TransitionError",
+    "Translations",
     "UnknownFlowError",
     "UnknownScheme",
     "UnknownStateError",
@@ -134,14 +142,19 @@ __all__ = [
     "callback",
     "command",
     "content",
+    "decode_payload",
+    "encode_payload",
     "fsm_flow",
     "fsm_in_flow",
     "fsm_state",
+    "html",
     "keyboard",
     "keys",
     "kind",
+    "md",
     "remove_keyboard",
     "reply_keyboard",
+    "start_link",
     "state",
     "subscribe",
     "text",

@@ -18,8 +18,7 @@ from stepwell.fsm.conversation.history import HISTORY, entry_times, with_entry
 from stepwell.fsm.conversation.parameters import check_parameters
 from stepwell.fsm.flows.description import FlowDescription, describe
 from stepwell.fsm.flows.diagram import diagram
-from stepwell.fsm.refusals import report_refusal
-from stepwell.fsm.refused import RefusedCall, refused_calls, refused_log
+from stepwell.fsm.refusals import RefusedCall, refused_calls, refused_log, report_refusal
 from stepwell.fsm.timers.outbox import leave_calls
 from stepwell.fsm.update import Peer
 from stepwell.texts import is_unmodified, is_unparsable, without_formatting

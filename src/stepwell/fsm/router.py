@@ -8,12 +8,13 @@ import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from difflib import get_close_matches
+from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from stepwell import _portal
 from stepwell._backoff import backoff
 from stepwell._secrets import quoted
-from stepwell.errors import Conflict, InvalidOption, StorageError, UnknownFlowError
+from stepwell.errors import Conflict, InvalidOption, StorageError, UnknownFlowError, UsageError
 from stepwell.fsm.base import Send
 from stepwell.fsm.beside import Beside, RunsBeside, WorkerOptions
 from stepwell.fsm.bot import BotMethods
@@ -31,6 +32,9 @@ from stepwell.storage import Storage
 __all__ = ["Router"]
 
 ErrorHandler: TypeAlias = Callable[[Context, Exception], Any]
+#: It gets the context, and a function that goes on with the update.
+Middleware: TypeAlias = Callable[[Context, Callable[[], Awaitable[None]]], Awaitable[None]]
+M = TypeVar("M", bound=Middleware)
 H = TypeVar("H", bound=Handler)
 E = TypeVar("E", bound=ErrorHandler)
 #: A function at the start or the stop of the bot. It may take the client of the bot.
@@ -50,6 +54,16 @@ class Route(NamedTuple):
     #: The handler is a coroutine function, which needs no thread.
     is_async: bool
     remember: Remember
+
+
+class PlacedRoute(NamedTuple):
+    """A route, with what it has from the routers around it."""
+
+    filters: tuple[Filter, ...]
+    route: Route
+    on_error: ErrorHandler | None
+    #: The middleware of the included routers that it is in, the outermost first.
+    around: tuple[Middleware, ...]
 
 
 class Attached(Protocol):
@@ -129,6 +143,7 @@ class Router:
         self._routes: list[tuple[tuple[Filter, ...], Route | Router]] = []
         #: At most one. A list, because the routers of ``scope`` share it.
         self._error_handlers: list[ErrorHandler] = []
+        self._middleware: list[Middleware] = []
         self._scope: tuple[Filter, ...] = ()
         self._lifecycle = RunsBeside()
         self._attached: list[Attached] = []
@@ -166,6 +181,28 @@ class Router:
             raise InvalidOption("this router has an error handler already")
         self._error_handlers.append(handler)
         return handler
+
+    def middleware(self, around: M) -> M:
+        """Decorate a function ``async def around(ctx, handle)`` that is called around the handlers of this router.
+
+        It is called within the claim, before the filters, and goes on with ``await handle()``; without that, no handler
+        gets the update. The one that was registered first is the outermost. That of an included router is called
+        around its own handlers only, when the filters of one of them have matched. It is called again with each attempt
+        of a handler, and not for timers.
+
+        Example::
+
+            @router.middleware
+            async def only_members(ctx, handle):
+                if ctx.update.user is not None and ctx.update.user.id in MEMBERS:
+                    await handle()
+        """
+        check_function(around, "@router.middleware decorates a function of the context and handle, got {}")
+        calls: Any = around if inspect.isroutine(around) else getattr(around, "__call__", around)  # noqa: B004
+        check(inspect.iscoroutinefunction(calls), "middleware is an async def, which awaits handle(); got {}", around)
+        _check_function(around, "ctx", "handle")
+        self._middleware.append(around)
+        return around
 
     def on_startup(self, function: S) -> S:
         """Decorate a function, ``def`` or ``async def``, that is called when the bot starts.
@@ -253,7 +290,7 @@ class Router:
         inner = Router(self.fsm, send=self.send, remember=self.remember)
         inner._scope = self._scope + self._checked(filters)
         inner._routes, inner._error_handlers = self._routes, self._error_handlers
-        inner._lifecycle = self._lifecycle
+        inner._middleware, inner._lifecycle = self._middleware, self._lifecycle
         return inner
 
     def include(self, other: Router) -> None:
@@ -261,8 +298,8 @@ class Router:
         check_instance(other, Router, "include() takes a Router, got {}")
         if other._routes is self._routes or any(inner._routes is self._routes for inner in other._included()):
             raise InvalidOption("a router cannot include itself")
-        for filters, _, _ in other._flat():
-            self._checked(filters)
+        for found in other._flat():
+            self._checked(found.filters)
         self._warn_if_unreachable("the included router")
         self._routes.append((self._scope, other))
 
@@ -295,7 +332,7 @@ class Router:
         Telegram sends ``chat_member``, ``message_reaction`` and ``message_reaction_count`` only on request. They are
         requested if the filters of a handler have ``kind(...)`` with their names.
         """
-        named = {name for filters, _, _ in self._flat() for each in filters for name in each._kinds}
+        named = {name for found in self._flat() for each in found.filters for name in each._kinds}
         if named.isdisjoint(ON_REQUEST):
             return None
         return [name for name in KINDS if name in named or name not in ON_REQUEST]
@@ -353,7 +390,7 @@ class Router:
     @property
     def collects_albums(self) -> bool:
         """Whether a handler has the filter ``album()``, so that the messages of albums are collected."""
-        return any(each._collects_albums for filters, _, _ in self._flat() for each in filters)
+        return any(each._collects_albums for found in self._flat() for each in found.filters)
 
     async def handle_album(self, conversation: Conversation, ctx: Context) -> None:
         """Call the handler of an album. The timers of the machine call this."""
@@ -363,61 +400,69 @@ class Router:
         """Call the handler of an update, and its error handler if that fails."""
         if ctx.update.media_group_id is not None and ctx._album is None and conversation.add_to_album():
             return
-        on_error = self._error_handlers[0] if self._error_handlers else None
-        found: Route | None = None
+        found = PlacedRoute((), _NOBODY, self._error_handlers[0] if self._error_handlers else None, ())
+
+        async def handle() -> None:
+            nonlocal found
+            if found.route is _NOBODY:
+                matched = self._find(ctx)
+                if matched is None:
+                    for other in self._attached:
+                        ctx.calls.extend((await other.admit(ctx.update)).calls)
+                    return
+                found = matched
+                conversation.handler = found.route.handler
+                conversation.remembers_answers = found.route.remember == "answers"
+            if found.around:
+                await _wrapped(found.around, ctx, partial(_call, found.route, ctx))()
+            else:
+                await _call(found.route, ctx)
+
         failures = 0
         while True:
             try:
-                if found is None:
-                    found, on_error = self._find(ctx)
-                    if found is None:
-                        for other in self._attached:
-                            ctx.calls.extend((await other.admit(ctx.update)).calls)
-                        return
-                    conversation.handler = found.handler
-                    conversation.remembers_answers = found.remember == "answers"
-                if found.is_async:
-                    await found.handler(ctx)
-                else:
-                    await _portal.call_function(found.handler, ctx)
-                if on_error is not None or found.attempts > 1:
+                await (_wrapped(self._middleware, ctx, handle)() if self._middleware else handle())
+                if found.on_error is not None or found.route.attempts > 1:
                     await conversation.run_hooks()
                 return
             except (Conflict, StorageError):
                 raise
             except Exception as error:
                 failures += 1
-                last = found is None or failures >= found.attempts
-                if last and on_error is None:
+                last = failures >= found.route.attempts
+                if last and found.on_error is None:
                     raise
                 await conversation.rollback(error, again=not last)
                 if last:
-                    assert on_error is not None
-                    await _portal.call_function(on_error, ctx, error)
+                    assert found.on_error is not None
+                    await _portal.call_function(found.on_error, ctx, error)
                     return
             await asyncio.sleep(backoff(failures, FIRST_PAUSE, LONGEST_PAUSE))
 
-    def _find(self, ctx: Context) -> tuple[Route | None, ErrorHandler | None]:
-        """Return the first handler whose filters match, and the error handler of its router or the router around it."""
-        for filters, route, on_error in self._flat():
+    def _find(self, ctx: Context) -> PlacedRoute | None:
+        """Return the first handler whose filters match."""
+        for found in self._flat():
             ctx.match = None
-            for accepts in filters:
+            for accepts in found.filters:
                 if not accepts(ctx):
                     break
             else:
-                return route, on_error
-        return None, None
+                return found
+        return None
 
     def _flat(
-        self, inherited: ErrorHandler | None = None
-    ) -> Iterator[tuple[tuple[Filter, ...], Route, ErrorHandler | None]]:
+        self,
+        before: tuple[Filter, ...] = (),
+        inherited: ErrorHandler | None = None,
+        around: tuple[Middleware, ...] = (),
+    ) -> Iterator[PlacedRoute]:
+        """Yield the handlers in their order, with what they have from the routers around them."""
         on_error = self._error_handlers[0] if self._error_handlers else inherited
         for filters, target in self._routes:
             if isinstance(target, Router):
-                for inner, route, nearest in target._flat(on_error):
-                    yield filters + inner, route, nearest
+                yield from target._flat(before + filters, on_error, (*around, *target._middleware))
             else:
-                yield filters, target, on_error
+                yield PlacedRoute(before + filters, target, on_error, around)
 
     def _warn_if_unreachable(self, name: str) -> None:
         for filters, target in self._routes:
@@ -460,6 +505,40 @@ class Router:
                 stacklevel=3,
             )
         return filters
+
+
+async def _call(route: Route, ctx: Context) -> None:
+    if route.is_async:
+        await route.handler(ctx)
+    else:
+        await _portal.call_function(route.handler, ctx)
+
+
+#: The route of an update for which no handler was found yet.
+_NOBODY = Route(lambda ctx: None, attempts=1, is_async=False, remember="changes")
+
+
+def _wrapped(
+    middleware: Iterable[Middleware], ctx: Context, handle: Callable[[], Awaitable[None]]
+) -> Callable[[], Awaitable[None]]:
+    """Return a function that calls middleware, the first one outermost, around another function."""
+    for around in reversed(tuple(middleware)):
+        handle = partial(around, ctx, _once(handle))
+    return handle
+
+
+def _once(handle: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+    """Return a function that can be called once: a second call would handle the update twice."""
+    called = False
+
+    def call() -> Awaitable[None]:
+        nonlocal called
+        if called:
+            raise UsageError("a middleware has called handle() twice; call it once, or not at all")
+        called = True
+        return handle()
+
+    return call
 
 
 def _checked_remember(remember: Remember) -> Remember:

@@ -13,6 +13,7 @@ from stepwell.telegram.sending.broadcast import BroadcastResult, broadcast, canc
 from stepwell.telegram.sending.chat_stream import chat_stream
 from stepwell.telegram.sending.limits import SendLimits
 from stepwell.telegram.sending.sender import Sender
+from stepwell.telegram.web_app import read_init_data
 from stepwell.texts import Writer
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "cancel_broadcast",
     "chat_stream",
     "find_token",
+    "read_init_data",
     "run_polling",
     "run_polling_sync",
     "webhook",

@@ -1,1 +1,1 @@
-"""Flows made from models."""
+"""Forms, keyboards and menus: flows made from models, and buttons."""

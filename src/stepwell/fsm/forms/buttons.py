@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from stepwell.fsm.conversation.context import Context
 from stepwell.fsm.forms.answers import Choice, Question
+from stepwell.fsm.forms.keyboards import DATA_LIMIT, button, keyboard
 from stepwell.fsm.forms.wording import Wording
-from stepwell.fsm.keyboards import DATA_LIMIT, button, keyboard
 
 __all__ = ["Action", "FormButtons"]
 

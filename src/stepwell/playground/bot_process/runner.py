@@ -105,7 +105,7 @@ async def _poll(router: Router, workers: list[worker]) -> None:
 def _commands(router: Router) -> list[dict[str, str]]:
     """Return the router's commands, each described by its handler's docstring or name."""
     found: dict[str, str] = {}
-    for filters, (handler, *_), _ in router._flat():
+    for filters, (handler, *_), *_ in router._flat():
         about = str(handler.__doc__ or getattr(handler, "__name__", "")).strip().partition("\n")[0].replace("_", " ")
         for each in filters:
             for name in sorted(each.names) if isinstance(each, command) else ():
