@@ -87,7 +87,7 @@ NAMES = {
         "WorldEvent", "buttons_of", "check_call", "load_world", "message_text", "read_markup", "read_text",
         "save_world",
     ],
-    "stepwell.inspector": ["Inspector", "inspector"],
+    "stepwell.inspector": ["Inspector", "TrustedProxy", "inspector"],
     "stepwell.pocketflow": [
         "AsyncBatchFlow", "AsyncBatchNode", "AsyncFlow", "AsyncNode", "AsyncParallelBatchFlow",
         "AsyncParallelBatchNode",

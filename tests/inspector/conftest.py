@@ -68,19 +68,21 @@ async def visits(browser: async_api.Browser, tmp_path: Path) -> AsyncIterator[An
     """Open inspectors; check at the end that no page had errors or made requests to other servers."""
     opened: list[Visit] = []
 
-    async def visit(*, width: int = 1280, dark: bool = False, **options: Any) -> Visit:
+    async def visit(
+        *, width: int = 1280, dark: bool = False, fill: Any = None, token: str | None = None, **options: Any
+    ) -> Visit:
         storage = open_storage(f"sqlite:///{tmp_path}/shop.db")
         await storage.open()
         if not opened:
-            await shop.fill(storage)
+            await (fill or shop.fill)(storage)
         server = await InspectorServer(storage, shop.flows(), **options).__aenter__()
         context = await browser.new_context(
             viewport={"width": width, "height": 800}, color_scheme="dark" if dark else "light"
         )
         context.set_default_timeout(PATIENCE * 1000)
         opened.append(new := Visit(server, storage, context, await context.new_page()))
-        await new.page.goto(server.url)
-        await expect(new.card("shop")).to_be_visible()
+        await new.page.goto(server.url if token is None else f"{server.address}?token={token}")
+        await expect(new.card("Timers")).to_be_visible()
         return new
 
     expect.set_options(timeout=PATIENCE * 1000)

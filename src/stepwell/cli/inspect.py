@@ -39,6 +39,9 @@ def add(commands: Commands) -> None:
     add_hosts(parser, "browsers")
     parser.add_argument("--port", type=port, default=0, help="the port of the page (default: a free one)")
     parser.add_argument("--allow-write", action="store_true", help="allow edits of records and runs")
+    parser.add_argument(
+        "--access", metavar="FILE", help="a TOML file with the tokens and roles of people, and with the proxy in front"
+    )
 
 
 def _inspect(options: argparse.Namespace) -> int:
@@ -60,10 +63,19 @@ def _print_link(link: str) -> None:
     print(f"The link was used. This one opens another browser:\n\n  {link}\n", flush=True)
 
 
+def _told(access: Any) -> str:
+    people = f"Each person opens /?token= with a token of {', '.join(access.tokens)}. " if access.tokens else ""
+    return people + ("The proxy in front names the person of each request." if access.proxy is not None else "")
+
+
 async def _serve(options: argparse.Namespace, storage: Storage, flows: list[Any]) -> None:
     # Imported here because only this command needs the inspector extra.
+    from stepwell.inspector.access import read_access
     from stepwell.inspector.server import InspectorServer
 
+    if options.access is not None and options.allow_write:
+        raise UsageError("give --access or --allow-write: the roles in the file say who may edit")
+    access = None if options.access is None else read_access(options.access)
     async with (
         storage,
         InspectorServer(
@@ -73,12 +85,18 @@ async def _serve(options: argparse.Namespace, storage: Storage, flows: list[Any]
             port=options.port,
             hosts=options.allow_host,
             allow_write=options.allow_write,
+            access=access,
             name=f"{user_name()} (inspector)",
             new_link=_print_link,
         ) as server,
     ):
-        mode = "Edits are allowed." if options.allow_write else "It is read-only; --allow-write allows edits."
-        tell(f"Showing {storage.location}. {mode}")
-        print(f"\n  {server.url}\n", flush=True)
-        tell("Open this link; it works in one browser. Ctrl-C stops the inspector.")
+        if access is not None:
+            tell(f"Showing {storage.location}. {_told(access)}")
+            print(f"\n  {server.address}\n", flush=True)
+            tell("Ctrl-C stops the inspector.")
+        else:
+            mode = "Edits are allowed." if options.allow_write else "It is read-only; --allow-write allows edits."
+            tell(f"Showing {storage.location}. {mode}")
+            print(f"\n  {server.url}\n", flush=True)
+            tell("Open this link; it works in one browser. Ctrl-C stops the inspector.")
         await signals.stopped()

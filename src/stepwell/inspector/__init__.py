@@ -10,5 +10,6 @@ from stepwell.engine import require
 require("starlette", "inspector")
 
 from stepwell.inspector.app import Inspector, inspector  # noqa: E402
+from stepwell.web.auth import TrustedProxy  # noqa: E402
 
-__all__ = ["Inspector", "inspector"]
+__all__ = ["Inspector", "TrustedProxy", "inspector"]

@@ -11,11 +11,12 @@ from typing import Any
 from stepwell import Storage
 from stepwell.engine import quoted
 from stepwell.errors import Conflict, InvalidOption, StepwellError, StorageUnavailable
+from stepwell.inspector.access import Access, Person, Role
 from stepwell.inspector.flows import KnownFlows
 from stepwell.inspector.metrics import CONTENT_TYPE, metrics
 from stepwell.inspector.pages import ACTIONS, VIEWS, current
 from stepwell.inspector.subject import Subject
-from stepwell.web.auth import USER, AuthMiddleware
+from stepwell.web.auth import AuthMiddleware, TrustedProxy
 from stepwell.web.files import file_routes, not_found, page_files
 from stepwell.web.http import Request, Response, Route, Starlette, object_of
 
@@ -27,8 +28,7 @@ FILES = page_files(Path(__file__).parent / "page")
 METRICS = "/metrics"
 #: The largest request in bytes.
 MAX_REQUEST = 300 * 1024
-#: The fewest characters of a token that is given.
-SHORTEST_TOKEN = 16
+_NO_ROLE = "you have no role here; ask an admin of the inspector to give you or one of your groups a role"
 _READ_ONLY = "the inspector is read-only; start it with --allow-write, or inspector(..., allow_write=True)"
 
 
@@ -49,16 +49,18 @@ class Inspector:
         token: str | Mapping[str, str] | None = None,
         schemes: tuple[str, ...] = ("http",),
         allow_write: bool = False,
+        roles: Mapping[str, Role] | None = None,
+        proxy: TrustedProxy | None = None,
         name: str = "inspector",
         on_new_token: Callable[[], None] | None = None,
     ) -> None:
         tokens = {name: token} if isinstance(token, str) else dict(token or {})
-        _check_tokens(tokens, given=token is not None)
+        if token is not None and not tokens:
+            raise InvalidOption("token={} has no tokens; give each person one: token={'anna': ...}")
         self.storage: Storage = storage
         self.flows: KnownFlows = KnownFlows(flows)
-        self.allow_write: bool = allow_write
-        #: The name that writes are logged with, unless several tokens have names.
-        self.name: str = name
+        #: Who may do what.
+        self.access: Access = Access(tokens, roles, proxy, allow_write=allow_write, name=name)
         self._subject = Subject(storage, self.flows)
         self.auth: AuthMiddleware = AuthMiddleware(
             _routes(self, self._subject),
@@ -67,6 +69,7 @@ class Inspector:
             schemes=schemes,
             on_new_token=on_new_token,
             for_scrapers=(METRICS,),
+            proxy=proxy,
         )
 
     @property
@@ -95,6 +98,8 @@ def inspector(
     token: str | Mapping[str, str] | None = None,
     hosts: Iterable[str] = ("127.0.0.1", "localhost"),
     allow_write: bool = False,
+    roles: Mapping[str, Role] | None = None,
+    proxy: TrustedProxy | None = None,
     name: str = "inspector",
 ) -> Inspector:
     """Return an ASGI application that shows the records and runs of a storage, to mount in another one::
@@ -108,7 +113,11 @@ def inspector(
         ``token={"anna": ..., "ben": ...}`` gives each person a token; writes are logged with the name of the token.
         Without it, each process has a random ``token`` that opens one session.
     :param hosts: the host names that browsers may use, with or without a port.
-    :param allow_write: whether records and runs may be edited.
+    :param allow_write: whether records and runs may be edited, if there are no ``roles``.
+    :param roles: the role of each person with a token, and of people and groups that the ``proxy`` names:
+        ``"viewer"``, ``"operator"`` (answers, retries, sends) or ``"admin"`` (edits everything). A person with a token
+        and without a role is a viewer.
+    :param proxy: a server in front that names the person in headers of each request.
     :param name: the name that writes are logged with.
     """
     allowed = frozenset(hosts)
@@ -123,25 +132,18 @@ def inspector(
         token=token,
         schemes=("http", "https"),
         allow_write=allow_write,
+        roles=roles,
+        proxy=proxy,
         name=name,
     )
-
-
-def _check_tokens(tokens: Mapping[str, str], *, given: bool) -> None:
-    if given and not tokens:
-        raise InvalidOption("token={} has no tokens; give each person one: token={'anna': ...}")
-    for name, token in tokens.items():
-        if not name:
-            raise InvalidOption("a token has no name; writes are logged with it")
-        if len(token) < SHORTEST_TOKEN:
-            raise InvalidOption(f"the token has {len(token)} characters; give at least {SHORTEST_TOKEN} random ones")
-    if len(set(tokens.values())) < len(tokens):
-        raise InvalidOption("two names have the same token; give each person another one")
 
 
 def _routes(app: Inspector, subject: Subject) -> Starlette:
     async def show(request: Request) -> Response:
         name = request.path_params["name"]
+        person = app.access.person(request.scope)
+        if person is None:
+            return _json({"ok": False, "error": _NO_ROLE}, 403)
         if name not in VIEWS:
             return _json({"ok": False, "error": f"there is no page {quoted(name)}"}, 404)
         try:
@@ -149,9 +151,11 @@ def _routes(app: Inspector, subject: Subject) -> Starlette:
             found = await VIEWS[name](subject, dict(request.query_params))
         except StepwellError as error:
             return _refusal(error)
-        return _json({"ok": True, "allow_write": app.allow_write, name: found})
+        return _json({"ok": True, **_about(person), name: found})
 
     async def scrape(request: Request) -> Response:
+        if app.access.person(request.scope) is None:
+            return _json({"ok": False, "error": _NO_ROLE}, 403)
         try:
             await app.storage.ensure_open()
             text = await metrics(subject)
@@ -163,13 +167,14 @@ def _routes(app: Inspector, subject: Subject) -> Starlette:
         name = request.path_params["name"]
         if name not in ACTIONS:
             return _json({"ok": False, "error": f"there is no action {quoted(name)}"}, 404)
-        if not app.allow_write:
-            return _json({"ok": False, "error": _READ_ONLY}, 403)
+        person = app.access.person(request.scope)
+        if person is None or not person.may(name):
+            return _json({"ok": False, "error": _refused(app, person, name)}, 403)
         given: dict[str, Any] = {}
         try:
             given = await object_of(request, MAX_REQUEST)
             await app.storage.ensure_open()
-            done = await ACTIONS[name](app.storage, app.flows, request.scope.get(USER) or app.name, given)
+            done = await ACTIONS[name](app.storage, app.flows, person.name, given)
         except Conflict as error:
             now: dict[str, Any] = {}
             # The record may be gone or damaged.
@@ -191,6 +196,20 @@ def _routes(app: Inspector, subject: Subject) -> Starlette:
         ],
         exception_handlers={404: not_found},
     )
+
+
+def _about(person: Person) -> dict[str, Any]:
+    """Return who looks, and which edits the page offers."""
+    can = [name for name in ACTIONS if person.may(name)]
+    return {"person": person.name, "role": person.role, "can": can, "allow_write": bool(can)}
+
+
+def _refused(app: Inspector, person: Person | None, action: str) -> str:
+    if person is None:
+        return _NO_ROLE
+    if not app.access.has_writers:
+        return _READ_ONLY
+    return f"the role {person.role} may not do this ({action.replace('_', ' ')}); ask an operator or an admin"
 
 
 def _refusal(error: StepwellError) -> Response:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from typing import Any, Final
 
 from stepwell import Storage
-from stepwell.inspector import overview, queues, records, runs
+from stepwell.inspector import messages, overview, queues, records, runs, turns
 from stepwell.inspector.requests import Action, Given, View, text
 from stepwell.operate.record import resolve
 
 __all__ = ["ACTIONS", "VIEWS", "current"]
 
 #: By the name of their route.
-VIEWS: Final[dict[str, View]] = {**overview.VIEWS, **records.VIEWS, **runs.VIEWS, **queues.VIEWS}
-ACTIONS: Final[dict[str, Action]] = {**records.ACTIONS, **runs.ACTIONS}
+VIEWS: Final[dict[str, View]] = {
+    **overview.VIEWS, **records.VIEWS, **runs.VIEWS, **queues.VIEWS, **turns.VIEWS, **messages.VIEWS,
+}  # fmt: skip
+ACTIONS: Final[dict[str, Action]] = {**records.ACTIONS, **runs.ACTIONS, **turns.ACTIONS, **messages.ACTIONS}
 
 
 async def current(storage: Storage, given: Given) -> dict[str, Any]:

@@ -100,7 +100,7 @@ async def changed(storage: Storage, address: Address) -> dict[str, Any]:
 
 
 async def set_state(storage: Storage, flows: KnownFlows, who: str, given: Given) -> dict[str, Any]:
-    """Move a record to another state, or to a state of another flow."""
+    """Move a record to another state, or to a state of another flow; with ``timer``, the timer of the state starts."""
     address, version = await _record(storage, given)
     flow, state = text(given, "flow"), text(given, "state")
     known = flows.conversations.get(flow)
@@ -109,9 +109,11 @@ async def set_state(storage: Storage, flows: KnownFlows, who: str, given: Given)
             f"flow {quoted(flow)} has no state {quoted(state)}; it has {', '.join(map(str, known.states))}"
         )
     before = view(storage, address, await read(storage, address))
+    timer = None if known is None or given.get("timer") is not True else known.timeouts.get(state)
     changes = edits.Edit(
-        flow=KEEP if flow == before.flow else flow, state=state, revision=known.revision if known else None
-    )
+        flow=KEEP if flow == before.flow else flow, state=state, revision=known.revision if known else None,
+        timeout=None if timer is None else timer.seconds,
+    )  # fmt: skip
     await edits.edit(storage, address, changes, version=version, who=who, wait=PATIENCE)
     return await changed(storage, address)
 

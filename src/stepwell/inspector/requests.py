@@ -15,10 +15,26 @@ from stepwell.inspector.subject import Subject
 from stepwell.operate.fields import check_text, searched_field
 from stepwell.operate.search import check_searchable
 
-__all__ = ["PAGE", "Action", "Enough", "Given", "Params", "View", "fields", "limited", "number", "text", "value"]
+__all__ = [
+    "PAGE",
+    "Action",
+    "Enough",
+    "Given",
+    "Params",
+    "View",
+    "chosen",
+    "fields",
+    "limited",
+    "number",
+    "text",
+    "value",
+]
 
 #: The rows of a page of a list, how many records or runs are read for it, and for about how many seconds.
 PAGE, LOOKED, SECONDS = 50, 20_000, 0.2
+
+#: The most rows of one edit.
+MOST_CHOSEN = 200
 
 Params = Mapping[str, str]
 Given = Mapping[str, Any]
@@ -81,3 +97,14 @@ def value(given: Given) -> Any:
         check_text(given_text, "the value")
         raise InvalidOption("the value is not JSON; put a text in double quotes") from None
     return decode_value(given_text)
+
+
+def chosen(given: Given, *names: str) -> list[tuple[Any, ...]]:
+    """Return what names each chosen row of an edit of several; raise ``UsageError`` if it is anything else."""
+    rows = given.get("chosen")
+    if not isinstance(rows, list) or not 0 < len(rows) <= MOST_CHOSEN:
+        raise UsageError(f"chosen must be a list of 1 to {MOST_CHOSEN} rows")
+    found: list[tuple[Any, ...]] = [tuple(map(row.get, names)) if isinstance(row, dict) else ([],) for row in rows]
+    if not all(each is None or type(each) is int or isinstance(each, str) for row in found for each in row):
+        raise UsageError(f"each chosen row has {', '.join(names)}: texts or whole numbers")
+    return found

@@ -15,8 +15,8 @@ from stepwell.inspector import requests
 from stepwell.inspector.flows import KnownFlows
 from stepwell.inspector.requests import Action, Enough, Given, Params, View, fields, limited, number, text, value
 from stepwell.inspector.subject import Subject
-from stepwell.nodes import HistoryEntry, NodeFlow, Run
-from stepwell.nodes.engine import FINAL
+from stepwell.nodes import Answered, HistoryEntry, NodeFlow, Run
+from stepwell.nodes.engine import FINAL, flow_of_wait
 from stepwell.operate import runs as operated
 from stepwell.operate.edits import Edit
 from stepwell.operate.run_list import OPEN, DamagedRun, ListedRun, RunFilter, check_status, listed_runs
@@ -224,11 +224,16 @@ async def cancel(storage: Storage, flows: KnownFlows, who: str, given: Given) ->
 
 
 async def answer(storage: Storage, flows: KnownFlows, who: str, given: Given) -> dict[str, Any]:
-    """Answer a wait of a run; a worker continues it."""
-    run = await operated.check_unchanged(storage, text(given, "id"), text(given, "version"))
-    wait = operated.wait_of(run, text(given, "wait"))
-    await operated.answer(storage, wait.id, value(given), who=who)
-    return {"run": await run_json(storage, run.flow_id)}
+    """Answer a wait of a run, which its id names whatever the run does meanwhile; a worker continues it."""
+    flow_id, wait = text(given, "id"), text(given, "wait")
+    if flow_of_wait(wait) != flow_id:
+        raise UsageError(f"{quoted(wait)} is no wait of run {quoted(flow_id)}")
+    outcome = Answered.ACCEPTED
+    try:
+        await operated.answer(storage, wait, value(given), who=who)
+    except operated.AlreadyAnswered as refused:
+        outcome = refused.answered
+    return {"outcome": str(outcome), "run": await run_json(storage, flow_id)}
 
 
 async def set_shared(storage: Storage, flows: KnownFlows, who: str, given: Given) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from stepwell import Storage
 from stepwell.engine import require
+from stepwell.inspector.access import AccessFile
 from stepwell.inspector.app import Inspector
 
 require("uvicorn", "inspector")
@@ -28,6 +29,7 @@ class InspectorServer:
         port: int = 0,
         hosts: Iterable[str] = (),
         allow_write: bool = False,
+        access: AccessFile | None = None,
         name: str = "inspector",
         new_link: Callable[[str], None] | None = None,
     ) -> None:
@@ -35,11 +37,18 @@ class InspectorServer:
         self.port: int = port
         self._hosts = tuple(hosts)
         self._new_link = new_link
+        is_proxied, hosts = access is not None and access.proxy is not None, self._hosts
         self.app: Inspector = Inspector(
             storage,
             flows,
-            lambda given: given in allowed_hosts(self.host, self.port, self._hosts),
+            # A proxy in front listens on another port.
+            lambda given: given in allowed_hosts(self.host, self.port, self._hosts) or (is_proxied and given in hosts),
             allow_write=allow_write,
+            token=(access.tokens or None) if access is not None else None,
+            roles=(access.roles or None) if access is not None else None,
+            proxy=None if access is None else access.proxy,
+            # A proxy in front may speak TLS to browsers.
+            schemes=("http",) if access is None else ("http", "https"),
             name=name,
             on_new_token=self._token_replaced,
         )

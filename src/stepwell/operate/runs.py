@@ -47,6 +47,7 @@ class AlreadyAnswered(Conflict):
     def __init__(self, flow_id: str, wait_id: str, answered: Answered) -> None:
         self.flow_id: str = flow_id
         self.wait_id: str = wait_id
+        self.answered: Answered = answered
         why = "its time is over" if answered is Answered.TOO_LATE else "it was answered before"
         super().__init__(
             f"the question {quoted(wait_id)} of run {quoted(flow_id)} takes no answer: {why}; nothing was changed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Final, NamedTuple, get_args
 
@@ -19,10 +20,12 @@ from stepwell.engine import (
     log_tag,
     masked_text,
     quoted,
+    to_json,
 )
 from stepwell.errors import StepwellError, StoredDataError
 from stepwell.operate.audit import ChangedThing, record_change
 from stepwell.operate.record import keys_of
+from stepwell.operate.runs import shown_value
 from stepwell.operate.search import pages
 from stepwell.turns import Decided, FailedTurn, Message, Turns, TurnStatus
 from stepwell.turns.engine import WORKING_PARTS, State, status_of
@@ -34,6 +37,7 @@ __all__ = [
     "NoConversation",
     "decide",
     "drop",
+    "last_entries",
     "listed_conversations",
     "reply",
     "retry",
@@ -166,6 +170,22 @@ async def show_conversation(storage: Storage, bot: str, key: str) -> Conversatio
         if found is not None:
             return found
     raise NoConversation(bot, key)
+
+
+async def last_entries(storage: Storage, view: ConversationView, count: int) -> list[tuple[int, str | None, str]]:
+    """Return the last entries of the history, the newest first: number, role if there is one, and masked text.
+
+    Entries that cannot be read are left out.
+    """
+    found: list[tuple[int, str | None, str]] = []
+    with suppress(StoredDataError):
+        for entry in await _turns_of(storage, view).history(_conversation(view)).entries(last=count):
+            value = entry.value
+            plain = isinstance(value, dict) and isinstance(value.get("content"), str)
+            text = value["content"] if plain else to_json(shown_value(value)).decode()
+            role = value.get("role") if plain else None
+            found.append((entry.number, role if isinstance(role, str) else None, masked_text(text)))
+    return found[::-1]
 
 
 async def stop(storage: Storage, view: ConversationView, *, who: str) -> bool:

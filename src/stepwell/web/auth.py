@@ -8,20 +8,26 @@ from __future__ import annotations
 import hmac
 import secrets
 from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
+from dataclasses import dataclass, field
 from html import escape
 from typing import Any, Final
 
+from stepwell.errors import InvalidOption
 from stepwell.web.error_page import STYLE_HASH, error_response
 from stepwell.web.http import Request, Response
 
-__all__ = ["HEADERS", "USER", "AuthMiddleware"]
+__all__ = ["GROUPS", "HEADERS", "SHORTEST_TOKEN", "USER", "AuthMiddleware", "TrustedProxy"]
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-#: The key of the scope with the name of the session's token; empty for a random token.
+#: The key of the scope with the name of the session's token; empty for a random token. And the key with the groups that
+#: a proxy names, which is missing in other sessions.
 USER: Final = "stepwell.user"
+GROUPS: Final = "stepwell.groups"
+#: The fewest characters of a token that is given.
+SHORTEST_TOKEN: Final = 16
 #: Sent with every response. There is no CORS header.
 HEADERS = {
     "Content-Security-Policy": (
@@ -37,10 +43,52 @@ HEADERS = {
 }
 _NO_SESSION = "This browser has no session. Open the link that the terminal shows; it ends in ?token=..."
 _USED = "This link was already used, and each link works once. The terminal shows a new one; in the demo, type /link."
+#: The most characters of the name of a person.
+LONGEST_NAME: Final = 200
 # A page, not a redirect: after a redirect from another site the browser would not send a Strict cookie.
 _OPENED = """<!doctype html><html lang="en"><meta http-equiv="refresh" content="0;url={root}/"><title>Stepwell</title>
 <link rel="icon" href="{root}/icon.svg"><a href="{root}/">Continue</a></html>
 """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrustedProxy:
+    """A server in front that has checked who somebody is, and says so in headers of each request.
+
+    ``secret``: at least 16 random characters, which the proxy sends in the header ``secret_header``. Who does not know
+    it is not believed. ``user``: the header with the name of the person. ``groups``: the header with the roles or
+    groups of the person, separated by commas. The proxy must replace these headers, also if the client has sent them.
+
+    Example::
+
+        from stepwell.inspector import TrustedProxy
+
+        proxy = TrustedProxy(secret="at least 16 random characters", user="X-Forwarded-Email")
+        app = inspector(storage, [Registration], proxy=proxy, roles={"anna@example.com": "admin"})
+    """
+
+    secret: str = field(repr=False)
+    user: str = "X-Forwarded-User"
+    groups: str | None = None
+    secret_header: str = "X-Stepwell-Proxy"  # noqa: S105 the name of a header
+
+    def __post_init__(self) -> None:
+        if len(self.secret) < SHORTEST_TOKEN:
+            raise InvalidOption(
+                f"the secret of the proxy has {len(self.secret)} characters; give at least {SHORTEST_TOKEN} random ones"
+            )
+
+    def person(self, headers: Any) -> tuple[str, tuple[str, ...]] | None:
+        """Return the name and the groups of the person; ``None`` if the request is not from the proxy."""
+        secret, names = headers.getlist(self.secret_header), headers.getlist(self.user)
+        groups = [] if self.groups is None else headers.getlist(self.groups)
+        # A header that is there twice is perhaps one of the client and one of the proxy.
+        if len(secret) != 1 or not _same(secret[0], self.secret) or len(names) != 1 or len(groups) > 1:
+            return None
+        name = names[0].strip()
+        if not name or len(name) > LONGEST_NAME:
+            return None
+        return name, tuple(each.strip() for each in ",".join(groups).split(",") if each.strip())
 
 
 class AuthMiddleware:
@@ -49,7 +97,8 @@ class AuthMiddleware:
     ``is_allowed`` decides about the Host header, ``schemes`` about the Origin header. ``tokens`` are tokens by the name
     of their owner: each opens any number of sessions, and all processes with this token accept them. The name is
     passed on in the scope as ``USER``. Without ``tokens``, a token opens one session: ``token``, then random ones.
-    A program may read the paths ``for_scrapers`` with ``Authorization: Bearer`` and one of ``tokens``.
+    A program may read the paths ``for_scrapers`` with ``Authorization: Bearer`` and one of ``tokens``. A ``proxy``
+    needs no session: it names the person in each request.
     """
 
     def __init__(
@@ -62,9 +111,11 @@ class AuthMiddleware:
         schemes: Collection[str] = ("http",),
         on_new_token: Callable[[], None] | None = None,
         for_scrapers: Collection[str] = (),
+        proxy: TrustedProxy | None = None,
     ) -> None:
         self._app = app
         self._for_scrapers = for_scrapers
+        self._proxy = proxy
         self._is_allowed = is_allowed
         self._schemes = schemes
         self._tokens = dict(tokens or {})
@@ -109,6 +160,9 @@ class AuthMiddleware:
             writes and not kinds
         ):
             return error_response(request, 415, "Not supported", "The content type must be application/json.")
+        if self._proxy is not None and (person := self._proxy.person(headers)) is not None:
+            scope[USER], scope[GROUPS] = person
+            return None
         cookie = request.cookies.get(_cookie_name(host[0]), "")
         owner = _owner(cookie, self._sessions)
         root = scope.get("root_path", "").rstrip("/")

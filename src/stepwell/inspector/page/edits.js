@@ -4,7 +4,8 @@
 // afterwards; and perhaps note; danger, if it deletes or ends something; confirm, the name that must be typed first; leave,
 // the page to show afterwards; unchanged, the value that is not written; and subject, what names the thing to the server, by
 // default {id} of a run or {bot, key}. A function "done" gets the answer of the server, and
-// "goes" returns the address to show then. "differs" returns what changes, while it is typed: [name, old, new] as JSON.
+// "goes" returns the address to show then. "body" returns what is sent for the fields, and "problem" shows an error of the
+// server at its field and returns whether it could. "differs" returns what changes, while it is typed: [name, old, new] as JSON.
 import { act, byId, el, toast } from "./dom.js";
 import { asJson, input } from "./fields.js";
 import { FORMS } from "./pages.js";
@@ -47,7 +48,8 @@ export function ask(app, name, shown, field) {
     }
     if ("value" in given) given.value = asJson(given.value);
     send.disabled = true;
-    const answer = await act(name, { ...subject, ...given, version: found.version }, { quiet: true });
+    const body = form.body ? form.body(given, box) : given;
+    const answer = await act(name, { ...subject, ...body, version: found.version }, { quiet: true });
     send.disabled = false;
     if (answer.ok) {
       dialog.close();
@@ -66,7 +68,7 @@ export function ask(app, name, shown, field) {
       found = now;
       app.refresh();
     }
-    problem.hidden = false;
+    problem.hidden = Boolean(form.problem?.(answer.error, box));
   };
   differ();
   const opener = document.activeElement;

@@ -1,5 +1,5 @@
 // The inspector: reads the page that the address names, shows it, and reads it again every few seconds.
-import { banner, byId, el, patch } from "./dom.js";
+import { banner, byId, el, patch, showControls } from "./dom.js";
 import { ask, askAll } from "./edits.js";
 import { showFilters } from "./filters.js";
 import { listen } from "./keys.js";
@@ -7,11 +7,15 @@ import { PAGES } from "./pages.js";
 import { link } from "./parts.js";
 import { renew } from "./times.js";
 
+showControls();
+
 const EVERY = 3000, ROWS = 50;
 const BY_NAME = new Map(PAGES.map((page) => [page.name, page]));
 
 const app = {
   flows: { conversations: [], runs: [] },
+  // The edits that the person may make, and whether there are any.
+  can: new Set(),
   allowWrite: false,
   // The address that is shown, and what was read for it.
   place: "",
@@ -24,6 +28,8 @@ const app = {
   chosen: new Set(),
   stop() { app.searching = false; },
   ask(name, found, field) { ask(app, name, found, field); },
+  // A button for an edit; null if the person may not make it.
+  button(name, label, found, kind = "small", field = undefined) { return app.can.has(name) ? el("button", { type: "button", class: kind, onclick: () => app.ask(name, found, field) }, label) : null; },
   askAll(name, rows, noun) { askAll(app, name, rows, noun); },
   refresh() { app.shown = ""; return load(); },
   // Shows the page again with what was read, for example after a row was chosen.
@@ -87,8 +93,9 @@ async function load() {
   const found = answer[page?.source];
   byId("live").hidden = !answer.ok;
   if (answer.ok) {
-    app.allowWrite = answer.allow_write;
-    byId("mode").textContent = app.allowWrite ? "edits are allowed" : "read-only";
+    app.can = new Set(answer.can);
+    app.allowWrite = answer.can.length > 0;
+    byId("mode").textContent = `${answer.person}, ${answer.role}`;
     const as = JSON.stringify([location.hash, found, byId("content").clientWidth]);
     if (as !== app.shown) draw(page, found, params);
     else renew(byId("content"));

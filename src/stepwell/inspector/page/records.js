@@ -1,7 +1,7 @@
 // Conversations: the list, and one of them.
 import { drawFlow } from "./diagram.js";
 import { el } from "./dom.js";
-import { choice, input, valueFields } from "./fields.js";
+import { area, choice, input, valueFields } from "./fields.js";
 import { ages, field, select } from "./filters.js";
 import { pager } from "./pager.js";
 import { card, facts, isRemoved, link, list, nothing, stateOf, table } from "./parts.js";
@@ -28,7 +28,8 @@ export const records = {
 
 function showRecord(app, found, params, width) {
   const flow = app.flows.conversations.find((each) => each.name === found.flow);
-  const button = (name, label, kind = "small") => (app.allowWrite ? el("button", { type: "button", class: kind, onclick: () => app.ask(name, found) }, label) : null);
+  const button = (name, label, kind = "small") => app.button(name, label, found, kind);
+  const chats = found.tags.filter((tag) => tag.startsWith("chat:")).map((tag) => tag.slice(5));
   return [
     card(`${found.bot} ${found.key}`, app.allowWrite ? "" : "read-only",
       ...found.damage.map((each) => el("p", { class: "warning" }, `Unreadable: ${each}`)),
@@ -38,9 +39,10 @@ function showRecord(app, found, params, width) {
         ["waiting flows", found.waiting.map(([flow, state]) => `${flow}/${state}`).join(", ")], ["unsent answers", found.unsent ? String(found.unsent) : null],
         ["expired, not handled", found.expired ? String(found.expired) : null],
         ["tags", found.tags.length ? el("span", {}, ...found.tags.flatMap((tag) => [el("a", { href: link("records", { bot: found.bot, tag }) }, tag), " "])) : null],
-        ["version", el("code", {}, found.version), "version"]),
-      app.allowWrite ? el("p", { class: "actions" }, button("set_state", "Set state"), button("set_field", "Set a field"), button("clear", "Clear", "small danger apart"), button("forget", "Forget", "small danger")) : null),
-    card("Data", "", tree(found.data, (name) => (app.allowWrite ? el("span", { class: "edits" },
+        ["version", el("code", {}, found.version), "version"],
+        ["of the same chat", chats.length ? el("span", {}, ...chats.flatMap((chat) => [el("a", { class: "tag", href: link("turn", { bot: found.bot, key: chat }) }, `turn of ${chat}`), " ", el("a", { class: "tag", href: link("runs", { tag: `chat=${chat}` }) }, `runs of ${chat}`), " "])) : null]),
+      app.allowWrite ? el("p", { class: "actions" }, button("reply", "Reply to the user"), button("set_state", "Set state"), button("set_field", "Set a field"), button("clear", "Clear", "small danger apart"), button("forget", "Forget", "small danger")) : null),
+    card("Data", "", tree(found.data, (name) => (app.can.has("set_field") ? el("span", { class: "edits" },
       el("button", { type: "button", class: "quiet small", "aria-label": `Change ${name}`, onclick: () => app.ask("set_field", found, name) }, "Change"),
       el("button", { type: "button", class: "quiet small", "aria-label": `Remove ${name}`, onclick: () => app.ask("remove_field", found, name) }, "Remove")) : null))),
     Object.keys(found.profile).length ? card("Profile", "kept when the conversation ends", tree(found.profile)) : null,
@@ -68,12 +70,23 @@ function stayed(entered, left) {
 const forms = {
   set_state: (app, found) => {
     const flow = app.flows.conversations.find((each) => each.name === found.flow);
+    const note = el("p", { class: "note", role: "status" });
+    const box = el("label", { class: "check" }, el("input", { type: "checkbox", name: "timer", value: "1", checked: true }), el("span", {}, "Start its timer"));
+    // Says before what the timer of the chosen state does.
+    const tell = (state) => {
+      const timeout = flow?.timeouts[state];
+      box.hidden = !timeout;
+      note.textContent = timeout ? `${state} has a timer: after ${span(timeout.seconds)} the conversation ${timeout.to ? `moves to ${timeout.to}` : "ends, or its function is called"}.` : "No timer starts.";
+    };
+    const states = flow ? choice("state", "State", flow.states, found.state) : input("state", "State", found.state ?? "");
+    states.querySelector("select, input").onchange = (event) => tell(event.target.value);
+    tell(flow?.states.includes(found.state) ? found.state : flow?.states[0]);
     return {
-      title: "Set state", main: "Set state", note: "The timer of the new state does not start.",
-      fields: [input("flow", "Flow", found.flow ?? ""), flow ? choice("state", "State", flow.states, found.state) : input("state", "State", found.state ?? "")],
-      done: "The state was set.",
+      title: "Set state", main: "Set state", fields: [input("flow", "Flow", found.flow ?? ""), states, note, box], done: "The state was set.",
+      body: ({ timer, ...given }) => ({ ...given, timer: timer === "1" && Boolean(flow?.timeouts[given.state]) && given.flow === flow.name }),
     };
   },
+  reply: (app, found) => ({ title: "Reply to the user", main: "Send", note: "The bot sends it, after the answers that are not sent yet. The conversation stays in its state.", fields: [area("text", "Message", { autofocus: true, maxlength: "20000" })], done: "The reply is stored, and the bot sends it." }),
   set_field: (app, found, name) => ({ title: name === undefined ? "Set a field" : `Change ${name}`, main: "Set", note: "The value is JSON, or else a text.", done: "The field was set.", ...valueFields(found.data, name) }),
   remove_field: (app, found, name) => ({ title: `Remove ${name}?`, main: "Remove", danger: true, fields: [el("input", { name: "field", type: "hidden", value: name })], done: "The field was removed." }),
   clear: () => ({ title: "Clear this conversation?", main: "Clear", danger: true, note: "The conversation ends and its data is deleted. The profile is kept.", fields: [], done: "The conversation was cleared.", leave: "records" }),

@@ -3,6 +3,7 @@ import { drawFlow } from "./diagram.js";
 import { el } from "./dom.js";
 import { area, choice, input, valueFields } from "./fields.js";
 import { card, facts, link, text } from "./parts.js";
+import { answerForm } from "./schema.js";
 import { status } from "./status.js";
 import { timeline } from "./timeline.js";
 import { duration, lasting, moment } from "./times.js";
@@ -14,7 +15,7 @@ function tags(found) {
 
 function head(app, found) {
   const can = (...names) => app.allowWrite && names.includes(found.status);
-  const button = (name, label, kind = "small") => el("button", { type: "button", class: kind, onclick: () => app.ask(name, found) }, label);
+  const button = (name, label, kind = "small") => app.button(name, label, found, kind);
   const again = can("failed", "stuck", "paused");
   return card(found.flow_id, app.allowWrite ? "" : "read-only",
     found.why ? el("p", { class: ["failed", "stuck"].includes(found.status) ? "notice bad" : "notice" }, found.why) : null,
@@ -48,7 +49,7 @@ function waits(app, found) {
     facts(["node", wait.node], ["since", wait.since === null ? null : moment(wait.since)], ["until", wait.deadline === null ? null : moment(wait.deadline)],
       ["question", wait.question === null ? null : typeof wait.question === "object" && !Array.isArray(wait.question) ? tree(wait.question) : text(wait.question), "wide"], ["accepts", wait.accepts ? el("code", {}, JSON.stringify(wait.accepts)) : null, "wide"],
       ["child runs", wait.children.length ? el("span", {}, ...wait.children.flatMap((id) => [el("a", { href: link("run", { id }) }, id), " "])) : null, "wide"]),
-    wait.id && app.allowWrite && !found.answered ? el("p", { class: "actions" }, el("button", { type: "button", class: "small main", onclick: () => app.ask("answer", found, wait.id) }, "Answer")) : null)));
+    wait.id && !found.answered ? el("p", { class: "actions" }, app.button("answer", "Answer", found, "small main", wait.id)) : null)));
 }
 
 function errors(found) {
@@ -78,6 +79,7 @@ function showRun(app, found, params, width) {
   ].filter(Boolean);
 }
 
+const OUTCOMES = { accepted: "The answer was accepted. A worker continues the run.", "answered before": "Too late: the question was answered before.", "too late": "Too late: the time of the question is over." };
 const nodeChoice = (app, found) => choice("at", "Node", nodesOf(app, found), found.node);
 
 const forms = {
@@ -93,10 +95,14 @@ const forms = {
   set_shared: (app, found, name) => ({ title: name === undefined ? "Set a field" : `Change ${name}`, main: "Set", note: "The value is JSON, or else a text. The run goes on with it when it is continued.", done: "The field was set.", ...valueFields(found.shared, name) }),
   remove_shared: (app, found, name) => ({ title: `Remove ${name}?`, main: "Remove", danger: true, fields: [el("input", { name: "field", type: "hidden", value: name })], done: "The field was removed.",
     differs: () => [[name, JSON.stringify(found.shared[name]), undefined]] }),
-  answer: (app, found, wait) => ({
-    title: "Answer", main: "Answer", note: "JSON, or else a text. A worker continues the run.",
-    fields: [el("input", { name: "wait", type: "hidden", value: wait }), area("value", "Answer", { autofocus: true })], done: "The answer was stored.",
-  }),
+  answer: (app, found, id) => {
+    const asked = found.waits.find((each) => each.id === id), question = asked.question;
+    const form = answerForm(asked.accepts);
+    return {
+      title: "Answer", main: "Answer", ...form, done: (answer) => OUTCOMES[answer.outcome],
+      fields: [question === null ? null : el("div", { class: "asked" }, typeof question === "object" && !Array.isArray(question) ? tree(question) : el("p", { class: "said" }, text(question))), el("input", { name: "wait", type: "hidden", value: id }), ...form.fields].filter(Boolean),
+    };
+  },
 };
 
 export const run = { name: "run", title: "Run", of: "runs", source: "run", titleOf: (params) => params.id, show: showRun, forms };

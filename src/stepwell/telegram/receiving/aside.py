@@ -37,7 +37,9 @@ async def set_aside(fsm: FSM, found: Any, *, why: str, attempts: int = 0) -> Non
     number, chat = number_in(found), _chat_in(found)
     text = text_of(found)[:LONGEST].encode(errors="replace").decode()
     log = Log(storage, bot, ASIDE)
-    entry = {"update_id": number, "chat": chat, "attempts": attempts, "why": why, "update": text}
+    entry = {
+        "update_id": number, "chat": chat, "attempts": attempts, "why": why, "update": text, "at": time.time(),
+    }  # fmt: skip
     (place,) = await log.append(entry)
     if place % 50 == 0:
         await log.trim(keep=KEEP)

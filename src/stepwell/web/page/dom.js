@@ -1,5 +1,12 @@
 // Creates elements. Values become text nodes only, so stored data cannot become markup.
 
+let visible = (text) => text;
+
+// From now on, characters that change the direction of a text or cannot be seen are shown by their codes.
+export function showControls() {
+  visible = (text) => text.replace(/[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b\u2028-\u202e\u2066-\u2069\ufeff]/g, (char) => `\\u${char.charCodeAt(0).toString(16).padStart(4, "0")}`);
+}
+
 export function el(tag, props = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(props)) {
@@ -10,7 +17,7 @@ export function el(tag, props = {}, ...children) {
     else if (name === "value") node.value = value;
     else node.setAttribute(name, value === true ? "" : value);
   }
-  node.append(...children.filter((child) => child !== null && child !== undefined));
+  node.append(...children.filter((child) => child !== null && child !== undefined).map((child) => (typeof child === "string" ? visible(child) : child)));
   return node;
 }
 
