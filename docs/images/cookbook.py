@@ -134,7 +134,7 @@ async def rag(stage: Stage) -> None:
         "Cake is sold out at four.",
     )
     await stage.alice.send_document("\n\n".join(notes).encode(), name="tea.txt")
-    await stage.said(stage.alice, "tea.txt: 3 passages.")
+    await stage.said(stage.alice, "I have read tea.txt. Passages: 3")
     await stage.alice.ask("How long do I brew green tea?", timeout=30)
     await stage.alice.ask("When does the shop open?", timeout=30)
 
@@ -144,7 +144,7 @@ async def group(stage: Stage) -> None:
     await alice.send("Shall we meet at nine?")
     await bob.send("Nine is early.")
     await bob.send("@group_bot what have we said?")
-    await stage.said(alice, "I have read")
+    await stage.said(alice, "Messages that I have read")
 
 
 PLAYS: dict[str, Callable[[Stage], Awaitable[None]]] = {

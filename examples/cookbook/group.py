@@ -21,7 +21,7 @@ REMEMBERED = 30
 async def model(told: list[dict[str, Any]]) -> AsyncIterator[str]:
     """Answer the last message that the model was told, piece by piece."""
     speakers = sorted({each["name"] for each in told if each["role"] == "user"})
-    for piece in re.split("(?<= )", f"I have read {len(told)} messages of {', '.join(speakers)}."):
+    for piece in re.split("(?<= )", f"Messages that I have read: {len(told)}, by {', '.join(speakers)}."):
         await asyncio.sleep(0.05)
         yield piece
 

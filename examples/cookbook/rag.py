@@ -77,7 +77,7 @@ def make_router(storage: Storage | str, index: str | None = None) -> Router:
                 name = document.get("file_name", "file")
                 # Reading a file twice leaves the same index, so a call that a crash has interrupted runs again.
                 count = await turn.tool(read, document["file_id"], name, replay="safe")
-                turn.answer(f"{name}: {'no text that I can read' if count is None else f'{count} passages'}.")
+                turn.answer(f"{name} is no text." if count is None else f"I have read {name}. Passages: {count}")
             if message.text:
                 questions.append(message.text)
         if questions:

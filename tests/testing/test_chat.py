@@ -452,6 +452,27 @@ def test_anything_but_a_router_or_its_factory_is_refused() -> None:
         Chat(make_router, storage=MemoryStorage(), clock=Clock())
 
 
+async def test_a_message_that_is_deleted_again_by_a_repeated_update_is_refused_as_by_telegram(backend: Backend) -> None:
+    def make(storage: Storage) -> Router:
+        router = Router(FSM("deleting", storage=storage, flows=[]))
+
+        @router.on(text())
+        async def delete(ctx: Context) -> None:
+            ctx.update_data(deleted=True)
+            ctx.call("deleteMessage", chat_id=42, message_id=ctx.update.message_id)
+            ctx.answer("Deleted.")
+
+        return router
+
+    chat = Chat(make, storage=backend.storage())
+    assert await chat.send("Hi") == ["Deleted."]
+    assert chat.refused == []
+    assert await chat.redeliver() == ["Deleted."]
+    assert [(call["method"], error.description) for call, error in chat.refused] == [
+        ("deleteMessage", "Bad Request: message to delete not found"),
+    ]  # fmt: skip
+
+
 async def test_the_functions_of_on_startup_are_called_once_in_each_process_before_its_first_update() -> None:
     seen: list[str] = []
 

@@ -100,6 +100,8 @@ class Telegram:
         self._history: list[HistoryLine] = []
         self._query_threads: dict[str, ChatThread] = {}
         self._messages: list[dict[str, Any]] = []
+        #: The chats and ids of the messages that the bot has deleted.
+        self._deleted: set[tuple[Any, Any]] = set()
         self._message_ids = count(1)
         self._query_ids = count(180_388_626_434)
         self._chats: dict[int | str, dict[str, Any]] = {}
@@ -244,6 +246,9 @@ class Telegram:
 
     def _fail(self, call: dict[str, Any]) -> None:
         method, chat = call["method"], call.get("chat_id")
+        if method == "deleteMessage" and (chat, call.get("message_id")) in self._deleted:
+            # As when an update is delivered again.
+            raise BotApiError(method, 400, "Bad Request: message to delete not found")
         if chat in self.blocked:
             raise BotBlocked(method, 403, "Forbidden: bot was blocked by the user")
         failure = self.bot.failure_of(method, chat)
@@ -279,6 +284,7 @@ class Telegram:
         if method == "deleteMessage":
             message = self._find(call)
             self._messages.remove(message)
+            self._deleted.add((call["chat_id"], call["message_id"]))
             self._note(thread_of(message), "Bot (deleted)", text_of(message))
         elif method == "answerCallbackQuery" and call.get("text"):
             thread = self._query_threads.get(call.get("callback_query_id", ""))

@@ -29,9 +29,9 @@ async def test_it_streams_an_answer_and_remembers_the_conversation(
     backend: Backend, clock: Clock, paid: list[str]
 ) -> None:
     async with Chat(agent.make_router, storage=backend.storage(clock=clock)) as chat:
-        assert await chat.ask("Hello") == ["I know 1 messages. The last one: Hello"]
+        assert await chat.ask("Hello") == ["Message 1 says: Hello"]
         await chat.restart()
-        assert await chat.ask("Again") == ["I know 3 messages. The last one: Again"]
+        assert await chat.ask("Again") == ["Message 3 says: Again"]
         assert "sendMessageDraft" in [call["method"] for call in chat.calls]
     assert paid == []
 
@@ -41,7 +41,7 @@ async def test_it_pays_only_what_was_approved(paid: list[str]) -> None:
         assert await chat.ask("pay 20") == ["Really pay 20 EUR?"]
         await chat.restart()
         await chat.press("No")
-        assert await chat.advance(0) == ["I know 2 messages. The last one: The person does not want to pay."]
+        assert await chat.advance(0) == ["Message 2 says: The person does not want to pay."]
         assert paid == []
         await chat.ask("pay 30")
         await chat.press("Yes")

@@ -19,13 +19,13 @@ async def test_in_a_real_group_it_answers_its_name_and_replies_only(tmp_path: Pa
             await alice.send("Shall we meet at nine?")
             question = await bob.send("@group_bot what did she say?")
             answer = await bob.hear(timeout=60)
-            assert answer["text"] == "I have read 2 messages of Alice, Bob."
+            assert answer["text"] == "Messages that I have read: 2, by Alice, Bob."
             assert answer["reply_to_message"]["message_id"] == question["message_id"]
             assert await alice.answer() == answer["text"]
             await alice.reply("And now?")
-            assert await alice.answer(timeout=60) == "I have read 4 messages of Alice, Bob."
+            assert await alice.answer(timeout=60) == "Messages that I have read: 4, by Alice, Bob."
             assert await alice.user(44).send("Nobody asks you")
-            assert await api.chat(bot).ask("Hello", timeout=60) == "I have read 1 messages of Alice."
+            assert await api.chat(bot).ask("Hello", timeout=60) == "Messages that I have read: 1, by Alice."
 
 
 async def test_killed_before_its_answer_it_answers_once_and_still_knows_the_group() -> None:
@@ -36,5 +36,5 @@ async def test_killed_before_its_answer_it_answers_once_and_still_knows_the_grou
         room.kill_next("before end")
         await room.ask("@test_bot what did I say?")
         (answer,) = await room.advance(30)
-        assert answer.startswith("I have read 2 messages of ")
+        assert answer.startswith("Messages that I have read: 2, by ")
         assert await room.advance(60) == []

@@ -56,15 +56,15 @@ async def test_advertising_is_deleted_each_message_is_one_strike_and_the_third_s
     assert await chat.send("Hello") == []
     chat.kill_next()
     await chat.send("A CASINO for you")
-    (answer,) = await chat.redeliver()
-    assert answer.endswith("Strike 1 of 3.")
+    for _ in range(2):
+        assert (await chat.redeliver())[0].endswith("Strike 1 of 3.")
     await chat.send("Hello again")
     assert (await chat.edit("See t.me/gifts"))[0].endswith("Strike 2 of 3.")
     assert await chat.send("/strikes") == ["You have 2 of 3 strikes."]
     assert (await chat.send("casino"))[0].endswith("is silent for a day.")
     await chat.restart()
     assert await chat.send("/strikes") == []
-    assert [call["method"] for call in calls(chat)] == ["deleteMessage"] * 4
+    assert [call["method"] for call in calls(chat)] == ["deleteMessage"] * 5
     await chat.advance(moderation.DAY)
     assert await chat.send("/strikes") == ["You have 0 of 3 strikes."]
 

@@ -37,14 +37,14 @@ async def test_a_file_that_a_person_sends_is_downloaded_and_quoted(tmp_path: Pat
         alice = api.chat(bot)
         async with running(rag.make_router(f"sqlite:///{tmp_path}/rag.db", index), api, bot):
             await alice.send_document(NOTES, name="tea.txt")
-            assert await alice.answer(timeout=60) == "tea.txt: 3 passages."
+            assert await alice.answer(timeout=60) == "I have read tea.txt. Passages: 3"
             answer = await alice.ask("When does the shop open?", timeout=60)
             assert answer == "The shop opens at nine.\n\nFrom tea.txt"
 
 
 async def test_each_chat_has_its_own_files(make_router: Callable[[Any], Router]) -> None:
     async with Chat(make_router) as chat:
-        assert await chat.ask(**document(chat, "tea.txt")) == ["tea.txt: 3 passages."]
+        assert await chat.ask(**document(chat, "tea.txt")) == ["I have read tea.txt. Passages: 3"]
         assert await chat.ask("How hot is BLACK tea?") == ["Black tea is brewed at 95 degrees.\n\nFrom tea.txt"]
         assert await chat.user(43).ask("How hot is black tea?") == ["Your files do not tell."]
         assert await chat.ask("?") == ["Your files do not tell."]
@@ -58,7 +58,7 @@ async def test_killed_while_it_reads_it_answers_and_each_passage_is_there_once(
         chat.kill_next(point)
         await chat.ask(caption="How hot is green tea?", **document(chat, "tea.txt"))
         assert await chat.advance(30) == [
-            "tea.txt: 3 passages.", "Green tea is brewed at 80 degrees.\n\nFrom tea.txt",
+            "I have read tea.txt. Passages: 3", "Green tea is brewed at 80 degrees.\n\nFrom tea.txt",
         ]  # fmt: skip
     assert len(rag.Library(index).find(42, "tea brewed degrees", most=10)) == 2
 
@@ -68,4 +68,4 @@ async def test_a_newer_file_of_the_same_name_replaces_the_older_one(make_router:
         await chat.ask(**document(chat, "tea.txt"))
         await chat.ask(**document(chat, "tea.txt", b"Black tea is brewed at 90 degrees."))
         assert await chat.ask("black tea") == ["Black tea is brewed at 90 degrees.\n\nFrom tea.txt"]
-        assert await chat.ask(**document(chat, "photo.jpg", b"\xff\xd8\xff")) == ["photo.jpg: no text that I can read."]
+        assert await chat.ask(**document(chat, "photo.jpg", b"\xff\xd8\xff")) == ["photo.jpg is no text."]
