@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from stepwell.fsm.refused import keep_refused
-
 from stepwell.fsm import FSM, Update
 from stepwell.fsm.engine import leave_calls
+from stepwell.fsm.refusals import keep_refused
 from stepwell.storage import Storage
 from stepwell.telegram.receiving.aside import keep_failed, set_aside
 from stepwell.turns import Turn, Turns
