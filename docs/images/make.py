@@ -129,7 +129,7 @@ async def inspect(browser: Browser, server: InspectorServer) -> list[Image.Image
 
     async with opened(browser, WIDE) as page:
         await page.goto(server.url)
-        await expect(page.get_by_role("region", name="Summary")).to_contain_text(re.compile(r"[1-9]\d*updates"))
+        await expect(page.get_by_role("region", name="Processes")).to_contain_text(re.compile(r"[1-9][\d.]* updates"))
         await expect(page.get_by_role("region", name="shop", exact=True)).to_contain_text("days ago")
         await step("shop", "Runs")
         save(pictures[-1], "inspector")

@@ -39,7 +39,7 @@ async def get(client: httpx.AsyncClient, name: str, /, **params: Any) -> Any:
 @pytest.mark.every_backend
 async def test_the_overview_has_counts_timers_runs_and_schedules(storage: Storage, browse: Browser) -> None:
     client = await browse(app_of(storage))
-    while (found := await get(client, "overview"))["states"] is None:
+    while not (found := await get(client, "overview"))["looked"]:
         pass
     assert [(row["bot"], row["flow"], row["state"], row["records"]) for row in found["states"]] == [
         ("shop", "order", "address", 2),
@@ -52,7 +52,13 @@ async def test_the_overview_has_counts_timers_runs_and_schedules(storage: Storag
         ("packing", "failed"): 1,
     }
     assert [row["key"] for row in found["timers"]] == ["(42,42)", "(43,43)"]
-    assert (found["overdue"], found["processes"]) == (0, [])
+    assert (found["processes"], found["stopped"], found["minutes"]) == ([], [], {})
+    assert sorted((row["is_bad"], row["text"]) for row in found["problems"]) == [
+        (False, "1 run waits for an answer or for other runs"),
+        (True, "1 conversation of shop in 'voucher', a state that the flow 'order' does not have"),
+        (True, "1 run of approval waits in the queue, and no worker runs this flow"),
+        (True, "2 runs have failed"),
+    ]
     assert [(row["name"], row["times"]) for row in found["schedules"]] == [("nightly", "every 3600 s")]
     assert found["complete"]
 
@@ -159,7 +165,7 @@ async def test_a_page_does_not_wait_for_counts_that_take_long(
     app = app_of(storage)
     client = await browse(app)
     found = await get(client, "overview")
-    assert (found["states"], found["runs"], found["overdue"]) == (None, None, 0)
+    assert (found["states"], found["runs"], found["looked"]) == (None, None, False)
     ready.set()
     while (found := await get(client, "overview"))["states"] is None:
         pass

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any, Final
 
 from stepwell import Storage
 from stepwell.errors import StepwellError
+from stepwell.inspector.problems import Problem, of_counts
 from stepwell.inspector.requests import Params, View
 from stepwell.inspector.subject import COUNTED, COUNTED_AT_NODES, Subject
 from stepwell.nodes import Schedules
-from stepwell.operate.processes import processes
 from stepwell.operate.records import bots, timers
 
 __all__ = ["VIEWS"]
@@ -20,36 +19,44 @@ __all__ = ["VIEWS"]
 SHOWN = 50
 #: How many of the next timers are shown.
 NEXT = 6
-#: Seconds after its time from which a timer is overdue: a bot that runs fires it within a second.
-LATE = 60.0
 
 
 async def overview(subject: Subject, params: Params) -> dict[str, Any]:
-    """Return the counts per state and status, the next timers, and the schedules."""
+    """Return what needs a look, the counts per state and status, the last hour, the next timers and the schedules."""
     # At the same time, because counts may take as long as a page may wait.
-    counted, rest = await asyncio.gather(subject.counts(), _rest_of_overview(subject.storage))
+    counted, seen, upcoming, schedules = await asyncio.gather(
+        subject.counts(), subject.seen.get(), _timers(subject.storage), _schedules(subject.storage)
+    )
+    problems = [] if seen is None else list(seen.problems)
+    if counted is not None:
+        problems += of_counts(counted, subject.flows)
     return {
         # None while the first counts are made.
         "states": None if counted is None else [each._asdict() for each in counted.states],
         "runs": None if counted is None else [each._asdict() for each in counted.runs],
+        "turns": None if counted is None else [each._asdict() for each in counted.turns],
         "complete": counted is not None and counted.complete,
         "counted": COUNTED,
-        **rest,
+        "problems": [each._asdict() for each in sorted(problems, key=_urgency)],
+        # Whether everything was looked at.
+        "looked": seen is not None and counted is not None,
+        "processes": [] if seen is None else [each._asdict() for each in seen.processes[:SHOWN]],
+        "stopped": [] if seen is None else [each._asdict() for each in seen.hour.stopped[:SHOWN]],
+        "minutes": {} if seen is None else seen.hour.minutes,
+        "timers": upcoming,
+        "schedules": schedules,
     }
 
 
-async def _rest_of_overview(storage: Storage) -> dict[str, Any]:
-    now = (storage.clock or time.time)()
-    next_timers, overdue = [], []
+def _urgency(problem: Problem) -> tuple[bool, float]:
+    return not problem.is_bad, problem.since or 1e12
+
+
+async def _timers(storage: Storage) -> list[dict[str, Any]]:
+    found = []
     for bot in (await bots(storage))[:SHOWN]:
-        next_timers += await timers(storage, bot, before=1e12, limit=NEXT)
-        overdue += await timers(storage, bot, before=now - LATE, limit=SHOWN)
-    return {
-        "timers": [each._asdict() for each in sorted(next_timers, key=lambda each: each.deadline)[:NEXT]],
-        "overdue": len(overdue),
-        "processes": [each._asdict() for each in await processes(storage, limit=SHOWN)],
-        "schedules": await _schedules(storage),
-    }
+        found += await timers(storage, bot, before=1e12, limit=NEXT)
+    return [each._asdict() for each in sorted(found, key=lambda each: each.deadline)[:NEXT]]
 
 
 async def _schedules(storage: Storage) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 
 from stepwell import Storage
 from stepwell.inspector.flows import KnownFlows
+from stepwell.inspector.problems import Seen, look
 from stepwell.operate.counts import AllCounts, all_counts, joined
 from stepwell.operate.run_list import NodeCount, node_counts
 
@@ -43,6 +44,8 @@ class Reading(Generic[T]):
         """
         if self._reading is None and time.monotonic() >= self._fresh_until:
             self._reading = asyncio.create_task(self._renew())
+            # A page that does not wait for it does not see its error.
+            self._reading.add_done_callback(lambda task: task.cancelled() or task.exception())
         if (task := self._reading) is not None:
             await asyncio.wait({task}, timeout=PROMPT if wait is None else wait)
             if task.done():
@@ -72,6 +75,8 @@ class Subject:
         self.flows: KnownFlows = flows
         #: Runs by node and status, and whether all were counted.
         self.nodes: Reading[tuple[list[NodeCount], bool]] = Reading(self._count_nodes)
+        #: The processes and the problems.
+        self.seen: Reading[Seen] = Reading(partial(look, storage))
         self._quick: Reading[AllCounts] = Reading(partial(self._count, oldest=False))
         self._exact: Reading[AllCounts] = Reading(partial(self._count, oldest=True))
 
@@ -92,6 +97,7 @@ class Subject:
         await self._quick.close()
         await self._exact.close()
         await self.nodes.close()
+        await self.seen.close()
 
     async def _count(self, *, oldest: bool) -> AllCounts:
         return await all_counts(self.storage, limit=COUNTED, oldest=oldest)

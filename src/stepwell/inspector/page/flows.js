@@ -4,6 +4,7 @@ import { drawFlow } from "./diagram.js";
 import { amount, card, inOrder, isRemoved, link, list, nothing, stateOf } from "./parts.js";
 import { status } from "./status.js";
 import { moment, span } from "./times.js";
+import { zoomable } from "./zoom.js";
 
 // Seconds after which the state with the oldest conversation is marked.
 const LATE = 60;
@@ -40,11 +41,11 @@ function conversations(app, flow, bot, found, width) {
   const marks = { ...(oldest ? { [oldest.state]: "late" } : {}), ...Object.fromEntries(removed.map((state) => [state, "bad"])) };
   return card(flow.name, bot === null ? "no conversations" : `conversations of ${bot}: how many, and the time since the oldest was written`,
     removed.length ? el("p", { class: "warning" }, `Conversations are in states that the flow does not have: ${removed.join(", ")}.`) : null,
-    el("div", { class: "diagram" }, drawFlow({ ...flow, states: [...flow.states, ...removed] }, {
+    zoomable(flow.name, drawFlow({ ...flow, states: [...flow.states, ...removed] }, {
       width, marks, notes: Object.fromEntries(rows.map((row) => [row.state, amount(row.records, row.more) + (row.oldest === null ? "" : ` · ${span(age(row.oldest))}`)])),
       links: Object.fromEntries(rows.map((row) => [row.state, to(row)])),
       label: `${flow.name}: ${rows.map((row) => `${amount(row.records, row.more)} in ${row.state}`).join(", ") || "no conversations"}`,
-    })),
+    }), width),
     rows.length ? list(["state", "conversations", "oldest"], rows.map((row) => [
       el("span", {}, stateOf(app, flow.name, row.state), row === oldest ? el("span", { class: "mark" }, "oldest") : null),
       el("a", { href: to(row) }, amount(row.records, row.more)),
@@ -67,8 +68,8 @@ function nodes(flow, found, width) {
   const to = (more) => link("runs", { flow: flow.name, ...more });
   return card(flow.name, `node flow: runs at each node, and the time since the oldest was written${found.all_nodes ? "" : `; at most ${found.counted_at_nodes} runs of a status are counted`}`,
     el("p", { class: "statuses" }, counts.length ? null : "No runs.", ...counts.flatMap((row) => [el("a", { href: to({ status: row.status }) }, status(row.status), ` ${amount(row.runs, row.more)}`), " "])),
-    el("div", { class: "diagram" }, drawFlow(flow, { width, marks, notes, links: Object.fromEntries(Object.keys(notes).map((state) => [state, to({ node: state })])),
-      label: `${flow.name}: ${Object.entries(notes).map(([state, note]) => `${state}: ${note}`).join(", ") || "no runs at a node"}` })),
+    zoomable(flow.name, drawFlow(flow, { width, marks, notes, links: Object.fromEntries(Object.keys(notes).map((state) => [state, to({ node: state })])),
+      label: `${flow.name}: ${Object.entries(notes).map(([state, note]) => `${state}: ${note}`).join(", ") || "no runs at a node"}` }), width),
     found.nodes === null ? el("p", { class: "empty", role: "status" }, "Counting …") : null,
     rows.length ? list(["node", "status", "runs", "oldest"], rows.map((row) => [row.node, status(row.status),
       el("a", { href: to({ status: row.status, node: row.node }) }, String(row.runs)),

@@ -7,7 +7,7 @@ import { status } from "./status.js";
 import { lasting } from "./times.js";
 
 const COLUMNS = [{ label: "queue" }, { label: "waiting", class: "right" }, { label: "next run" }, { label: "priority", class: "right" }, { label: "waits for", class: "right" },
-  { label: "works off" }, { label: "limits", class: "fill" }];
+  { label: "worked off by" }, { label: "limits", class: "fill" }];
 const RUNS = [{ label: "place", class: "right" }, { label: "run" }, { label: "status" }, { label: "flow" }, { label: "node" }, { label: "started" }, { label: "duration", class: "right" }, { label: "waiting", class: "right" },
   { label: "priority", class: "right" }, { label: "partition" }, { label: "tags" }, { label: "reason or question", class: "fill" }];
 

@@ -8,6 +8,7 @@ import { card, facts, isRemoved, link, list, nothing, stateOf, table } from "./p
 import { status } from "./status.js";
 import { lasting, moment, span } from "./times.js";
 import { tree } from "./tree.js";
+import { zoomable } from "./zoom.js";
 
 const COLUMNS = [{ label: "key" }, { label: "flow" }, { label: "state" }, { label: "written" }, { label: "timer" }, { label: "tags", class: "fill" }];
 
@@ -47,8 +48,8 @@ function showRecord(app, found, params, width) {
       el("button", { type: "button", class: "quiet small", "aria-label": `Remove ${name}`, onclick: () => app.ask("remove_field", found, name) }, "Remove")) : null))),
     Object.keys(found.profile).length ? card("Profile", "kept when the conversation ends", tree(found.profile)) : null,
     card("History", found.history.length ? `the last ${found.history.length + 1} states, the newest first` : "",
-      flow && found.state !== null ? el("div", { class: "diagram" }, drawFlow(flow, { width, current: found.state, path: [...found.history, found.state],
-        marks: isRemoved(app, found.flow, found.state) ? { [found.state]: "bad" } : {} })) : null,
+      flow && found.state !== null ? zoomable(flow.name, drawFlow(flow, { width, current: found.state, path: [...found.history, found.state],
+        marks: isRemoved(app, found.flow, found.state) ? { [found.state]: "bad" } : {} }), width) : null,
       list(["state", "entered", "stayed"], steps(app, found), "No state.")),
   ].filter(Boolean);
 }

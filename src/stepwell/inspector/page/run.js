@@ -8,6 +8,7 @@ import { status } from "./status.js";
 import { timeline } from "./timeline.js";
 import { duration, lasting, moment } from "./times.js";
 import { tree } from "./tree.js";
+import { zoomable } from "./zoom.js";
 
 function tags(found) {
   return found.tags.length ? el("span", {}, ...found.tags.flatMap((tag) => [el("a", { class: "tag", href: link("runs", { tag }) }, tag), " "])) : null;
@@ -29,7 +30,7 @@ function head(app, found) {
       ["branches", found.branches.map(([line, node]) => `${line}: ${node}`).join(", ")], ["tags", tags(found)],
       ["parent", found.parent ? el("a", { href: link("run", { id: found.parent }) }, found.parent) : null],
       ["forked from", found.forked_from ? el("a", { href: link("run", { id: found.forked_from }) }, found.forked_from) : null],
-      ["revision", found.revision > 1 ? String(found.revision) : null], ["version", el("code", {}, found.version), "version"]),
+      ["revision", found.revision > 1 ? String(found.revision) : null], ["version", el("code", { title: found.version }, found.version), "version"]),
     ...found.progress.map((each) => el("p", { class: "timer", "data-key": each.node }, el("span", {}, each.node), el("progress", { max: each.total, value: each.done, "aria-label": `Items of ${each.node}` }), el("span", {}, `${each.done} of ${each.total} items`))),
     can("queued", "running", "parked", "sleeping", "paused", "failed", "stuck") ? el("p", { class: "actions" },
       again ? button("retry", found.status === "paused" ? "Resume" : "Retry", "small main") : null,
@@ -65,7 +66,10 @@ function graph(app, found, width) {
   const inside = (node) => known.states.find((state) => node === state || node?.startsWith(`${state}/`)) ?? null;
   const current = inside(found.node), isBad = ["failed", "stuck"].includes(found.status);
   const path = found.history.filter((entry) => entry.action !== null).map((entry) => inside(entry.node)).filter(Boolean);
-  return card("Graph", "edges taken and the present node", el("div", { class: "diagram" }, drawFlow(known, { width, path, current, ended: found.status === "finished", marks: isBad && current ? { [current]: "bad" } : {} })));
+  const visits = new Map();
+  for (const node of path) visits.set(node, (visits.get(node) ?? 0) + 1);
+  const notes = Object.fromEntries([...visits].filter(([, count]) => count > 1).map(([node, count]) => [node, `${count} visits`]));
+  return card("Graph", "what was run is blue; the present node is filled", zoomable(known.name, drawFlow(known, { width, path, current, notes, ended: found.status === "finished", marks: isBad && current ? { [current]: "bad" } : {} }), width));
 }
 
 function showRun(app, found, params, width) {
@@ -73,7 +77,7 @@ function showRun(app, found, params, width) {
     el("button", { type: "button", class: "quiet small", "aria-label": `Change ${name}`, onclick: () => app.ask("set_shared", found, name) }, "Change"),
     el("button", { type: "button", class: "quiet small", "aria-label": `Remove ${name}`, onclick: () => app.ask("remove_shared", found, name) }, "Remove")) : null);
   return [head(app, found), waits(app, found), errors(found),
-    card("Timeline", found.dropped ? `${found.dropped} older nodes were dropped` : "", timeline(found) ?? el("p", { class: "empty" }, "No node has completed.")),
+    card("Timeline", found.dropped ? `${found.dropped} older nodes were dropped` : "", el("div", { class: "tall" }, timeline(found) ?? el("p", { class: "empty" }, "No node has completed."))),
     graph(app, found, width),
     card("Shared state", "", tree(found.shared, edit), app.allowWrite && !found.ended ? el("p", { class: "actions" }, el("button", { type: "button", class: "small", onclick: () => app.ask("set_shared", found) }, "Set a field")) : null),
   ].filter(Boolean);

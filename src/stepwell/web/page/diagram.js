@@ -2,6 +2,8 @@
 import { svg } from "./dom.js";
 
 const HEIGHT = 38, TALL = 52, GAP = 26, LAYER = 54, WIDE_LAYER = 46, EDGE = 14;
+// A flow with more layers is laid out in lines from left to right, as a text, if it does not fit into one.
+const LONG = 12;
 const pen = document.createElement("canvas").getContext("2d");
 
 function short(name) {
@@ -23,8 +25,8 @@ function edgesOf(flow, path) {
   for (let at = 1; at < path.length; at++) {
     const [from, to] = [path[at - 1], path[at]];
     const known = edges.filter((edge) => edge.from === from && edge.to === to);
-    if (!known.length && from !== to) edges.push({ from, to, kind: "jump", taken: true });
-    for (const edge of known) edge.taken = true;
+    if (!known.length && from !== to) edges.push({ from, to, kind: "jump", taken: 1 });
+    for (const edge of known) edge.taken = (edge.taken ?? 0) + 1;
   }
   return edges;
 }
@@ -131,6 +133,54 @@ function placed(layers, sideways, sizes, wide) {
   return { along: along - (sideways ? wide : LAYER), across: Math.max(...every.map((node) => node.across + node.half)) };
 }
 
+// Moves the layers into lines that are as wide as there is room; returns the size.
+function wrap(layers, width) {
+  const lines = [[]];
+  let from = 0, end = 0;
+  for (const layer of layers) {
+    const left = Math.min(...layer.map((node) => node.along - node.thick)), right = Math.max(...layer.map((node) => node.along + node.thick));
+    if (lines.at(-1).length && right - from > width) { lines.push([]); from = left; }
+    for (const node of layer) { node.along += EDGE - from; node.line = lines.length - 1; }
+    end = Math.max(end, right - from);
+    lines.at(-1).push(...layer);
+  }
+  let top = 0;
+  for (const line of lines) {
+    const low = Math.min(...line.map((node) => node.across - node.half)), high = Math.max(...line.map((node) => node.across + node.half));
+    for (const node of line) { node.across += top - low; node.below = top + high - low + GAP; }
+    top += high - low + 2 * GAP;
+  }
+  return { along: end + 2 * EDGE, across: top - 2 * GAP };
+}
+
+// The path of an edge whose nodes may be on two lines: there it goes around the end of one to the begin of the other.
+function wrapped(chain, points, shift) {
+  let text = `M${points[0].map((each) => each.toFixed(1)).join(",")}`;
+  for (let index = 1; index < points.length; index++) {
+    const [[x1, y1], [x2, y2]] = [points[index - 1], points[index]], mid = (x1 + x2) / 2, y = chain[index - 1].below + shift;
+    text += chain[index - 1].line === chain[index].line ? ` C${mid.toFixed(1)},${y1.toFixed(1)} ${mid.toFixed(1)},${y2.toFixed(1)} ${x2.toFixed(1)},${y2.toFixed(1)}`
+      : ` h${EDGE} V${y.toFixed(1)} H${(x2 - EDGE).toFixed(1)} V${y2.toFixed(1)} H${x2.toFixed(1)}`;
+  }
+  return text;
+}
+
+// Returns points of a curve, those near its middle first, for its label.
+function pointsOn(points, chain) {
+  const found = [];
+  for (const part of [0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8]) {
+    const far = part * (points.length - 1), at = Math.min(Math.floor(far), points.length - 2), t = far - at;
+    // Between two lines.
+    if (chain[at].line !== chain[at + 1].line) continue;
+    const [[a0, c0], [a1, c1]] = [points[at], points[at + 1]], mid = (a0 + a1) / 2, u = 1 - t;
+    found.push([u * u * u * a0 + 3 * u * t * mid + t * t * t * a1, (u * u * u + 3 * u * u * t) * c0 + (3 * u * t * t + t * t * t) * c1]);
+  }
+  return found.length ? found : [[points[0][0] + EDGE, chain[0].below]];
+}
+
+function overlap(one, two) {
+  return Math.abs(one.x - two.x) * 2 < one.width + two.width && Math.abs(one.y - two.y) * 2 < one.height + two.height;
+}
+
 function curve(points, sideways) {
   const at = ([along, across]) => (sideways ? `${along.toFixed(1)},${across.toFixed(1)}` : `${across.toFixed(1)},${along.toFixed(1)}`);
   let text = `M${at(points[0])}`;
@@ -143,12 +193,13 @@ function curve(points, sideways) {
 }
 
 // "notes" are texts below the names of states, "links" are addresses behind states, and "marks" are their classes: late or bad.
+// The edges along "path" are marked, with how often they were taken.
 export function drawFlow(flow, { current = null, path = [], ended = false, width, notes = {}, links = {}, marks = {}, label = null }) {
   const names = [...flow.states];
   for (const name of [...path, ...(current ? [current] : [])]) if (!names.includes(name)) names.push(name);
   const wide = (text, font) => { pen.font = font; return text ? Math.ceil(pen.measureText(text).width) : 0; };
   const sizes = new Map(names.map((name) => [name, {
-    width: Math.max(flow.timeouts[name] || notes[name] ? 104 : 64, wide(short(name), "500 14px system-ui, sans-serif") + 34, wide(notes[name], "11px system-ui, sans-serif") + 26),
+    width: Math.max(flow.timeouts[name] || notes[name] ? 104 : 64, wide(short(name), "500 14px Inter, system-ui, sans-serif") + 34, wide(notes[name], "11px Inter, system-ui, sans-serif") + 26),
     height: flow.timeouts[name] || notes[name] ? TALL : HEIGHT,
   }]));
   const START = "\nstart";
@@ -158,7 +209,8 @@ export function drawFlow(flow, { current = null, path = [], ended = false, width
     edges.push({ from: START, to: flow.start, kind: "move", taken: path[0] === flow.start });
   }
   const every = flow.start ? [START, ...names] : names;
-  const gap = Math.max(0, ...edges.map((edge) => (edge.label ? wide(short(edge.label), "500 14px system-ui, sans-serif") : 0)));
+  const textOf = (edge) => [edge.label ? short(edge.label) : "", edge.taken > 1 ? `×${edge.taken}` : ""].filter(Boolean).join(" ");
+  const gap = Math.max(0, ...edges.map((edge) => (textOf(edge) ? wide(textOf(edge), "500 14px Inter, system-ui, sans-serif") : 0)));
   const lay = (sideways) => {
     for (const edge of edges) { edge.back = false; edge.flipped = false; edge.chain = null; }
     const rank = layered(every, edges, flow.start ? START : null);
@@ -166,7 +218,9 @@ export function drawFlow(flow, { current = null, path = [], ended = false, width
     return { layers, sideways, ...placed(layers, sideways, sizes, Math.max(WIDE_LAYER, gap + 26)) };
   };
   let plan = lay(true);
-  if (plan.along > width - 24) plan = lay(false);
+  const isLong = plan.along > width - 24 && plan.layers.length > LONG;
+  if (isLong) Object.assign(plan, wrap(plan.layers, width - 24 - 2 * EDGE));
+  else if (plan.along > width - 24) plan = lay(false);
   const { sideways } = plan;
   const loops = edges.some((edge) => edge.from === edge.to);
   const pad = 10, room = loops ? 26 : 0;
@@ -186,11 +240,17 @@ export function drawFlow(flow, { current = null, path = [], ended = false, width
   const marker = (id) => svg("marker", { id, viewBox: "0 0 10 10", refX: 9, refY: 5, markerWidth: 9, markerHeight: 9, markerUnits: "userSpaceOnUse", orient: "auto-start-reverse", class: id },
     svg("path", { d: "M0,0 L10,5 L0,10 z" }));
   drawing.append(svg("defs", {}, marker("arrow"), marker("arrow-taken")));
-  const line = (edge, d) => drawing.append(svg("path", {
-    d, class: `edge ${edge.kind}${edge.taken ? " taken" : ""}`, "marker-end": `url(#${edge.taken ? "arrow-taken" : "arrow"})`,
+  const line = (edge, d, isBack = false) => drawing.append(svg("path", {
+    d, class: `edge ${edge.kind}${edge.taken ? " taken" : ""}`, [isBack ? "marker-start" : "marker-end"]: `url(#${edge.taken ? "arrow-taken" : "arrow"})`,
     "data-edge": `${edge.from.trim()}>${edge.to}`,
   }));
   const labels = [];
+  let turns = 0;
+  // The places of nodes and labels.
+  const taken = names.map((name) => {
+    const node = nodes.get(name), [x, y] = sideways ? [node.along, node.across] : [node.across, node.along];
+    return { x, y, ...sizes.get(name) };
+  });
   for (const group of groups.values()) {
     group.forEach((edge, index) => {
       const thin = Math.min(edge.chain[0].half, edge.chain[edge.chain.length - 1].half);
@@ -198,13 +258,20 @@ export function drawFlow(flow, { current = null, path = [], ended = false, width
       const points = edge.chain.map((node) => [node.along, node.across + (node.dummy ? 0 : offset)]);
       points[0][0] += edge.chain[0].thick;
       points[points.length - 1][0] -= edge.chain[edge.chain.length - 1].thick;
-      if (edge.flipped) points.reverse();
-      line(edge, curve(points, sideways));
-      if (edge.label) {
-        const [one, two] = [points[Math.floor((points.length - 1) / 2)], points[Math.floor((points.length - 1) / 2) + 1]];
-        const [along, across] = [(one[0] + two[0]) / 2, (one[1] + two[1]) / 2];
-        const label = svg("text", { x: sideways ? along : across, y: sideways ? across : along, class: "action" });
-        label.textContent = short(edge.label);
+      if (isLong) {
+        // Edges between the same lines are beside each other.
+        line(edge, wrapped(edge.chain, points, 4 * (turns++ % 4) - 6), edge.flipped);
+      } else {
+        if (edge.flipped) points.reverse();
+        line(edge, curve(points, sideways));
+      }
+      if (textOf(edge)) {
+        // Where no node and no other label is, as near to the middle as possible.
+        const spots = pointsOn(points, edge.chain).map(([along, across]) => ({ x: sideways ? along : across, y: sideways ? across : along, width: wide(textOf(edge), "500 12px Inter, system-ui, sans-serif") + 6, height: 15 }));
+        const box = spots.find((each) => !taken.some((other) => overlap(each, other))) ?? spots[0];
+        taken.push(box);
+        const label = svg("text", { x: box.x.toFixed(1), y: box.y.toFixed(1), class: `action${edge.taken ? " taken" : ""}` });
+        label.textContent = textOf(edge);
         labels.push(label);
       }
     });
