@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from stepwell import Storage
-from stepwell.engine import TURNS, Query, counted, log_tag, quoted
+from stepwell.engine import TURNS, Due, Query, counted, log_tag, quoted
 from stepwell.errors import Unsupported
 from stepwell.fsm.engine import refused_calls
 from stepwell.inspector.flows import KnownFlows
@@ -125,7 +125,8 @@ async def _of_storage(storage: Storage, running: Sequence[ProcessView]) -> tuple
     names = [*await bots(storage), *[name for each in running if each.kind == "bot" for name in each.names]]
     for bot in dict.fromkeys(names[:MOST]):
         found += [each async for each in _of_bot(storage, bot, now)]
-    late, waiting = [], []
+    late: list[Due] = []
+    waiting: list[QueueView] = []
     with suppress(Unsupported):
         late = await storage.due(TURNS, before=now - LATE, limit=MOST + 1)
         waiting, _ = await queues(storage, limit=MOST)
