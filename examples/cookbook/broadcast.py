@@ -48,11 +48,12 @@ def make_router(storage: Storage | str) -> Router:
 
         async def post(self, shared: dict[str, Any], news: Any, result: BroadcastResult) -> None:
             for chat in result.blocked_chats:
-                await fsm.forget(user=int(chat))
+                await fsm.forget(chat=int(chat))
             async with fsm.conversation(key=shared["editor"]) as ctx:
                 ctx.answer(f"Done: {result.sent} got it, {result.blocked} have blocked me, {result.failed} failed.")
 
-    news = linear(Collect, Send, name="news", storage=fsm.storage)
+    # If Telegram is away for longer than the client waits, the broadcast goes on later.
+    news = linear(Collect, Send(max_retries=60, wait=60), name="news", storage=fsm.storage)
     router.run_workers(news)
 
     @router.on(command("start"), fsm_flow(None))

@@ -52,7 +52,10 @@ def make_router(storage: Storage | str) -> Router:
         nonlocal username
         username = (await bot.get_me())["username"]
 
-    @router.on(text(), lambda ctx: not is_addressed(ctx.update))
+    def is_for_others(ctx: Context) -> bool:
+        return ctx.update.user is not None and not is_addressed(ctx.update)
+
+    @router.on(text(), is_for_others)
     async def read_along(ctx: Context) -> None:
         await turns.history(conversation.extract(ctx.update)).append(said(ctx.update))
 

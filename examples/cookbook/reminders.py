@@ -22,14 +22,17 @@ def make_router(storage: Storage | str) -> Router:
     class Remind(Node):
         """Run by a worker when the time has come."""
 
-        async def post(self, shared: dict[str, Any], prep_res: Any, exec_res: Any) -> None:
-            async with fsm.conversation(key=shared["key"]) as ctx:
+        def prep(self, shared: dict[str, Any]) -> dict[str, Any]:
+            return shared
+
+        async def exec(self, run: dict[str, Any]) -> None:
+            async with fsm.conversation(key=run["key"]) as ctx:
                 # It is gone if it was cancelled, or if a crash lets this node run again.
-                what = ctx.data.pop(shared["reminder"], None)
+                what = ctx.data.pop(run["reminder"], None)
                 if what is not None:
                     ctx.answer(f"Reminder: {what}")
 
-    remind = linear(Remind, name="remind", storage=fsm.storage)
+    remind = linear(Remind(max_retries=60, wait=5), name="remind", storage=fsm.storage)
     router.run_workers(remind)
 
     @router.on(command("remind"))

@@ -104,10 +104,10 @@ def make_router(storage: Storage | str) -> Router:
             ctx.answer(f"Thank you! Show this at the counter: {ctx.data['number']}")
             ctx.clear_flow()
         else:
-            # Two payments of one invoice were under way at the same time.
+            # Two payments were under way at the same time, or a new order was begun meanwhile.
             charge = payment["telegram_payment_charge_id"]
             ctx.call("refundStarPayment", user_id=ctx.key[0], telegram_payment_charge_id=charge)
-            ctx.answer("This order was paid already, so you get this payment back.")
+            ctx.answer("This order was paid or has changed, so you get this payment back.")
 
     @router.on(kind("message", "callback_query"))
     async def otherwise(ctx: Context) -> None:

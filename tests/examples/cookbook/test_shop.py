@@ -92,7 +92,7 @@ async def test_the_second_of_two_payments_of_one_order_is_paid_back_once() -> No
     assert (await chat.deliver(payment(chat, number)))[0].startswith("Thank you!")
     chat.kill_next()
     await chat.deliver(payment(chat, number, "c2"))
-    assert await chat.redeliver() == ["This order was paid already, so you get this payment back."]
+    assert await chat.redeliver() == ["This order was paid or has changed, so you get this payment back."]
     assert [call["telegram_payment_charge_id"] for call in calls(chat, "refundStarPayment")] == ["c2"]
 
 
