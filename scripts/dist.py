@@ -38,6 +38,8 @@ MODULES: dict[str, list[str]] = {
     "bot": ["stepwell.telegram"],
     "inspector": ["stepwell.inspector"],
     "botapi": ["stepwell.botapi", "stepwell.botapi.server"],
+    "markdown": ["stepwell.texts.markdown"],
+    "fluent": ["stepwell.fsm"],
     "playground": ["stepwell.playground"],
     "testing": ["stepwell.testing.contract", "pytest_stepwell"],
 }
@@ -45,7 +47,10 @@ MODULES["all"] = sorted({module for extra, modules in MODULES.items() for module
 #: The extras that are tried on further interpreters.
 ELSEWHERE = ("", "playground", "testing", "all")
 #: Uses an extra whose package is imported on use only.
-USES = {"cron": "from stepwell.nodes import Node, cron, linear; cron('* * * * *', linear(Node, name='flow'))"}
+USES = {
+    "cron": "from stepwell.nodes import Node, cron, linear; cron('* * * * *', linear(Node, name='flow'))",
+    "fluent": "open('de.ftl', 'w').write('a = b'); from stepwell.fsm import Translations; Translations('.')",
+}
 #: A test file that is run with the extra ``testing``: the contract, and a fixture of the plugin.
 TESTS = """
 import pytest
@@ -131,7 +136,29 @@ def check_install(wheel: Path, extra: str, python: str) -> None:
             run(ours, "-m", "pytest", "-q", "-o", "asyncio_mode=auto", "test_wheel.py", inside=folder)
         if extra in ("", "playground", "all"):
             run(str(Path(folder, "bin", "stepwell")), "demo", "--script", inside=folder)
+        if extra == "all" and python == sys.executable:
+            write_bom(wheel, ours)
     print(f"{version(python)}: stepwell{f'[{extra}]' if extra else ''} installs and works", flush=True)
+
+
+def write_bom(wheel: Path, python: str) -> None:
+    """Write the packages of an environment with all extras, their versions and licences: a CycloneDX document."""
+    target = DIST / f"{wheel.name.partition('-py3')[0]}.cdx.json"
+    tool = str(Path(sys.executable).with_name("cyclonedx-py"))
+    project = str(ROOT / "pyproject.toml")
+    run(
+        tool,
+        "environment",
+        "--output-reproducible",
+        "--mc-type",
+        "library",
+        "--pyproject",
+        project,
+        "-o",
+        str(target),
+        python,
+    )
+    print(f"{target.name} lists the packages of all extras")
 
 
 def version(python: str) -> str:

@@ -6,6 +6,7 @@ import ast
 import functools
 import importlib
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -194,6 +195,10 @@ def test_the_extra_all_has_every_extra_except_those_for_tests() -> None:
     named = re.fullmatch(r"stepwell\[(.*)\]", everything)
     assert named
     assert set(named[1].split(",")) == set(extras) - {"all", "testing"}
+
+
+def test_make_dist_tries_every_extra() -> None:
+    runpy.run_path(str(SOURCE.parents[1] / "scripts" / "dist.py"))["check_names"]()
 
 
 def test_every_error_is_in_the_tree_and_below_stepwell_error() -> None:
