@@ -99,4 +99,4 @@ def test_the_files_of_the_readme_are_short(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["agent.py", "bot.py"])
 def test_the_agent_and_the_wizard_fit_beside_each_other(name: str) -> None:
-    assert max(map(len, FILES[name].splitlines())) <= 64
+    assert max(map(len, FILES[name].splitlines())) <= 50

@@ -9,6 +9,7 @@ import asyncio
 import io
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator
@@ -104,6 +105,23 @@ async def turn(browser: Browser, folder: Path) -> Image.Image:
         return await taken(page)
 
 
+async def killed(browser: Browser, folder: Path) -> Image.Image:
+    """Kill a new agent while it orders, and return a picture of what its model was told."""
+    subprocess.run(  # noqa: ASYNC221 - nothing else runs
+        [sys.executable, "-m", "stepwell", "new", "agent", "teahouse"], cwd=folder, check=True
+    )
+    bot = folder / "teahouse" / "bot.py"
+    async with Playground(bot, storage=f"sqlite:///{folder}/tea.db") as play, opened(browser, WIDE) as page:
+        await page.goto(play.url)
+        await page.get_by_role("textbox", name="Message").fill("order green tea")
+        await page.keyboard.press("Enter")
+        await expect(page.locator("#turn-card")).to_contain_text("at most once")
+        await page.get_by_role("button", name="Restart the bot").click()
+        await expect(page.locator(".messages .theirs p")).to_contain_text("call it again")
+        await page.wait_for_timeout(700)
+        return await taken(page)
+
+
 async def talk(fsm: FSM) -> None:
     """Give the bot some updates each second."""
     person = {"id": 40, "first_name": "Ida"}
@@ -184,6 +202,7 @@ async def main() -> None:
         save((await chat(browser, folder, WIDE, dark=True))[-1], "playground-dark")
         save((await chat(browser, folder, (375, 700)))[-1], "playground-phone")
         save(await turn(browser, folder), "playground-turn")
+        save(await killed(browser, folder), "agent-killed")
         clock = shop.PastClock()
         async with open_storage(f"sqlite:///{folder}/shop.db", clock=clock) as storage:
             await shop.fill(storage, clock)

@@ -49,7 +49,9 @@ def _release(slot: Any) -> Any:
 
 
 @pytest.mark.every_backend
-async def test_a_result_is_given_again_and_an_interrupted_call_is_unknown(backend: Backend) -> None:
+async def test_a_result_is_given_again_and_an_interrupted_call_is_unknown(
+    backend: Backend, caplog: pytest.LogCaptureFixture
+) -> None:
     calls: list[str] = []
 
     async def pay(what: str) -> str:
@@ -72,6 +74,8 @@ async def test_a_result_is_given_again_and_an_interrupted_call_is_unknown(backen
         await agent.turns.admit(people.message("go"))
         assert await people.answered() == ["paid first, unknown"]
     assert calls == ["first", "second"] and agent.attempts == [1, 2]
+    (said,) = [each.getMessage() for each in caplog.records if "outcome is unknown" in each.getMessage()]
+    assert "pay" in said and "does not run again" in said
 
 
 async def test_a_safe_tool_runs_again_after_a_crash_in_it() -> None:

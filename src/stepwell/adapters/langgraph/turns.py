@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, aclosing
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from langchain_core.messages import AIMessage, AIMessageChunk, AnyMessage, ToolMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, ToolMessage
 from langgraph.types import Command
 
+from stepwell.engine import quoted
 from stepwell.turns import Turn
 
 if TYPE_CHECKING:
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from langgraph.types import StateSnapshot
 
 __all__ = ["run_graph"]
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 #: What a model is told of a call of a tool that was interrupted.
 INTERRUPTED: Final = (
@@ -76,6 +80,8 @@ async def run_graph(
         answered = int(str(metadata[MARK])[len(mark) :])
         run.mark(f"{mark}{answered}")
         if not state.interrupts and not retry_tools and (closing := _closing(state)):
+            names = ", ".join(quoted(message.name) for message in closing)
+            logger.warning("turn %s: the process died before the end of %s, which does not run again", turn.id, names)
             await graph.aupdate_state(run.config, {"messages": closing}, as_node=state.next[0] if state.next else None)
             state = await graph.aget_state(run.config)
     while True:
@@ -136,7 +142,7 @@ def _thread_of(turn: Turn) -> str:
     return json.dumps([turn.bot_name, turn.conversation], default=list, ensure_ascii=False)
 
 
-def _closing(state: StateSnapshot) -> list[AnyMessage]:
+def _closing(state: StateSnapshot) -> list[ToolMessage]:
     """Return results for the calls of tools that have none, without which models refuse the thread."""
     messages = state.values.get("messages", ()) if isinstance(state.values, Mapping) else ()
     done = {message.tool_call_id for message in messages if isinstance(message, ToolMessage)}

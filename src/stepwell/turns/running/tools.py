@@ -128,6 +128,10 @@ class Tools:
             if known.outcome == "raised":
                 raise KeptError(*known.value)
             if known.unknown:
+                logger.warning(
+                    "turn %s: the process died in %s, so its outcome is unknown, and it does not run again",
+                    self._attempt.turn_id, quoted(name),
+                )  # fmt: skip
                 raise UnknownOutcome(name, f"turn {self._attempt.turn_id}")
         if part in self.effects:
             # That of another call stays: a later attempt may make it again.
