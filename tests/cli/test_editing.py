@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 from pathlib import Path
@@ -510,3 +511,22 @@ def test_durations_are_short() -> None:
     assert [span(each) for each in (5, 65, 60, 3600, 3700, 90_000, 86_400 * 3)] == [
         "5s", "1m 5s", "1m", "1h", "1h 1m", "1d 1h", "3d"
     ]  # fmt: skip
+
+
+@pytest.mark.every_backend
+async def test_set_changes_the_shared_state_of_a_run_under_its_version(
+    url: str, command: Command, shared_backend: Backend
+) -> None:
+    async with shared_backend.storage(url) as storage:
+        with contextlib.suppress(Parked):
+            await NodeFlow(Ask("ask"), name="refund").run({"n": 1, "token": "s3cret"}, storage=storage, flow_id="asks")
+        shown = await command("set", "--run", "asks", "n=2", "to=Rome", "--dry-run")
+        assert (shown.code, "n: 1 -> 2" in shown.out) == (0, True)
+        done = await command("set", "--run", "asks", "n=2", "to=Rome", "token=new", "--yes", "--json")
+        assert done.json["shared"] == {"n": 2, "to": "Rome", "token": "•••"}
+        late = await command("set", "--run", "asks", "n=3", "--version", "1.a", "--yes")
+        assert (late.code, (await command("set", "--run", "asks", "--unset", "to", "--yes")).code) == (3, 0)
+        final = await NodeFlow(Ask("ask"), name="refund").resume("asks", "yes", storage=storage)
+        assert final == {"n": 2, "token": "new", "ask": "yes"}
+        for arguments in (["--state", "paid"], ["--run", "asks", "--state", "paid"], ["--run", "asks"]):
+            assert (await command("set", *arguments, "--yes")).code == 2

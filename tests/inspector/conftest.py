@@ -69,13 +69,19 @@ async def visits(browser: async_api.Browser, tmp_path: Path) -> AsyncIterator[An
     opened: list[Visit] = []
 
     async def visit(
-        *, width: int = 1280, dark: bool = False, fill: Any = None, token: str | None = None, **options: Any
+        *,
+        width: int = 1280,
+        dark: bool = False,
+        flows: Any = None,
+        fill: Any = None,
+        token: str | None = None,
+        **options: Any,
     ) -> Visit:
         storage = open_storage(f"sqlite:///{tmp_path}/shop.db")
         await storage.open()
         if not opened:
             await (fill or shop.fill)(storage)
-        server = await InspectorServer(storage, shop.flows(), **options).__aenter__()
+        server = await InspectorServer(storage, flows or shop.flows(), **options).__aenter__()
         context = await browser.new_context(
             viewport={"width": width, "height": 800}, color_scheme="dark" if dark else "light"
         )

@@ -400,7 +400,7 @@ SORTED: list[tuple[str, list[str]]] = [
     ("run", ["approve-1", "charge-1", "pack-1", "queued-1"]),
     ("-run", ["queued-1", "pack-1", "charge-1", "approve-1"]),
     ("started", ["charge-1", "approve-1", "pack-1", "queued-1"]),
-    ("waiting", ["queued-1", "pack-1", "approve-1", "charge-1"]),
+    ("-waiting", ["charge-1"]),
     ("-priority", ["queued-1"]),
     ("partition", ["queued-1"]),
 ]

@@ -24,6 +24,8 @@ PLACES = (
     ("runs", "Runs"),
     ("run?id=charge-1", "charge-1"),
     ("run?id=approve-1", "Waits"),
+    ("queues", "Queues"),
+    ("queue?name=approval", "approval"),
 )
 
 

@@ -20,6 +20,7 @@ from stepwell.cli.command import (
 )
 from stepwell.cli.output import cell, json_text, note, report
 from stepwell.cli.records.reading import print_record
+from stepwell.cli.runs.edits import set_shared
 from stepwell.cli.writes import user_name
 from stepwell.engine import KEEP, Address, Keep, Seal, Stored, counted, quoted
 from stepwell.errors import InvalidOption, StorageError, StoredDataError, UsageError, VersionChanged
@@ -50,11 +51,13 @@ def add(commands: Commands) -> None:
     set_ = add_command(
         commands,
         "set",
-        "change the state or the fields of a record",
+        "change the state or the fields of a record, or the shared state of a run",
         action=_set,
         example="stepwell set shop 42 --state address email=anna@example.com",
     )
-    add_key(set_)
+    set_.add_argument("bot", nargs="?", help="the bot's name, or its file: bot.py")
+    set_.add_argument("key", nargs="?", help="the key as ls shows it, or the ids in it")
+    set_.add_argument("--run", metavar="ID", help="change a run that does not run now, instead of a record")
     set_.add_argument(
         "fields", nargs="*", metavar="FIELD=VALUE", help="a data field and its new value, as JSON or text"
     )
@@ -112,6 +115,10 @@ async def _shown(storage: Storage, options: argparse.Namespace) -> tuple[Address
 
 
 def _set(options: argparse.Namespace) -> int:
+    if options.run is not None:
+        return set_shared(options)
+    if options.key is None:
+        raise InvalidOption("give the bot and the key of a record, or a run with --run ID")
     fields = dict(map(stored_assignment, options.fields))
     if options.flow is not None and options.state is None:
         raise InvalidOption("--flow needs --state, the state in that flow")

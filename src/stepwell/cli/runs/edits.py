@@ -1,4 +1,4 @@
-"""``stepwell resume``, ``cancel``, ``pause``, ``answer`` and ``complete``: changes of runs."""
+"""``stepwell resume``, ``cancel``, ``pause``, ``answer``, ``complete`` and ``set --run``: changes of runs."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from stepwell import Storage
-from stepwell.cli.arguments import positive, stored_value
+from stepwell.cli.arguments import positive, stored_assignment, stored_value
 from stepwell.cli.code import flow_named
 from stepwell.cli.command import Commands, Work, add_command, add_yes, confirmed, with_storage
 from stepwell.cli.output import NOT_FOUND_OR_CHANGED, cell, json_text, note, report
 from stepwell.cli.runs.reading import run_json
 from stepwell.cli.writes import user_name
-from stepwell.engine import counted, quoted
-from stepwell.errors import InvalidOption, Parked, StepwellError, UsageError
+from stepwell.engine import RUNS, counted, masked_field, quoted
+from stepwell.errors import InvalidOption, Parked, StepwellError, UsageError, VersionChanged
 from stepwell.nodes import Run
 from stepwell.nodes.engine import message_of
 from stepwell.operate import runs
 from stepwell.operate.audit import record_change
+from stepwell.operate.edits import Edit
 from stepwell.operate.run_list import RunFilter, listed_runs
 
-__all__ = ["add"]
+__all__ = ["add", "set_shared"]
 
 
 def add(commands: Commands) -> None:
@@ -290,3 +291,40 @@ def _complete(options: argparse.Namespace) -> int:
         return report(options, {"completed": True, **told}, "completed; a worker continues the run")
 
     return with_storage(options, work)
+
+
+def set_shared(options: argparse.Namespace) -> int:
+    """Change fields of the shared state of a run: ``stepwell set --run ID FIELD=VALUE``."""
+    for name in ("state", "flow", "revision"):
+        if getattr(options, name) is not None:
+            raise InvalidOption(f"--{name} is for conversations; with --run only fields are changed")
+    fields = [each for each in (options.bot, options.key, *options.fields) if each is not None]
+    # They are no bot and no key.
+    options.bot = options.key = None
+    changes = Edit(fields=dict(map(stored_assignment, fields)), unset=tuple(options.unset))
+    changes.check()
+
+    async def work(storage: Storage) -> int:
+        run = await runs.show_run(storage, options.run)
+        record = await runs.record_of_run(storage, run.flow_id)
+        if options.version not in (None, record.version):
+            raise VersionChanged(storage.address(RUNS, run.flow_id).text)
+        before = await runs.shared_of(storage, run.flow_id)
+        if not options.json:
+            for name in (*changes.fields, *changes.unset):
+                new = json_text(_shown(name, changes.fields[name])) if name in changes.fields else "removed"
+                print(f"{cell(name)}: {json_text(before.get(name))} -> {new}")
+        if options.dry_run:
+            return report(options, {"changed": False, "run": run.flow_id}, "nothing was changed (dry run)")
+        if not confirmed(options, f"Change the shared state of run {run.flow_id}?"):
+            return 1
+        await runs.change_shared(storage, run, changes, version=record.version, who=user_name())
+        after = await runs.record_of_run(storage, run.flow_id)
+        told = {"changed": True, "run": run.flow_id, "shared": await runs.shared_of(storage, run.flow_id)}
+        return report(options, {**told, "version": after.version}, f"changed; version {after.version}")
+
+    return with_storage(options, work)
+
+
+def _shown(name: str, value: Any) -> Any:
+    return masked_field(name, runs.shown_value(value))
