@@ -9,14 +9,14 @@ from uuid import uuid4
 
 import pytest
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
-from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.tools import tool
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
-from langgraph.types import interrupt
+from langgraph.types import Command, interrupt
 
 from stepwell import MemoryStorage
-from stepwell.adapters.langgraph import StepwellSaver, run_graph
+from stepwell.adapters.langgraph import StepwellSaver, run_graph, run_tool
 from stepwell.turns import Turn, Turns
 from tests.backends import Backend
 from tests.turns.people import ANN, People, state_of, working
@@ -27,7 +27,7 @@ from tests.until import forever, until
 class Bot:
     """Turns that a graph of a model and tools answers. The model makes scripted steps: a text, or a call of a tool."""
 
-    def __init__(self, storage: Any, *steps: Any, tools: Any = (), **options: Any) -> None:
+    def __init__(self, storage: Any, *steps: Any, tools: Any = (), once: bool = False, **options: Any) -> None:
         self.turns = Turns("bot", storage=storage, collect=0.0, lease=0.4, **options)
         self.told: list[list[str]] = []
         messages = script(steps)
@@ -46,20 +46,22 @@ class Bot:
 
         builder = StateGraph(MessagesState)
         builder.add_node("ask", ask)
-        builder.add_node("tools", ToolNode(list(tools)))
+        builder.add_node("tools", ToolNode(list(tools), awrap_tool_call=run_tool if once else None))
         builder.add_edge(START, "ask")
         builder.add_conditional_edges("ask", after)
         builder.add_edge("tools", "ask")
-        graph = builder.compile(checkpointer=StepwellSaver(storage))
+        self.graph: Any = builder.compile(checkpointer=StepwellSaver(storage))
 
         @self.turns.handler
         async def answer(turn: Turn) -> None:
-            await run_graph(turn, graph)
+            await run_graph(turn, self.graph, retry_tools=once)
 
 
 def script(steps: Any) -> Iterator[Any]:
     for number, step in enumerate(steps):
-        if isinstance(step, str):
+        if isinstance(step, AIMessage):
+            yield step
+        elif isinstance(step, str):
             yield AIMessage(step, id=str(uuid4()))
         else:
             calls = [{"name": name, "args": args, "id": f"{name}-{number}"} for name, args in step.items()]
@@ -166,3 +168,124 @@ async def test_messages_that_come_meanwhile_are_answered_in_the_same_turn() -> N
         await bot.turns.admit(people.message("tea please"))
         assert await people.answered(2) == ["tea", "tea and sugar"]
     assert bot.told[2] == ["tea please", "work", "worked", "tea", "and sugar"]
+
+
+async def test_what_a_node_says_without_a_model_is_shown_in_order() -> None:
+    turns, people, storage = Turns("bot", storage=MemoryStorage(), collect=0.0), People(), MemoryStorage()
+    builder: Any = StateGraph(MessagesState)
+    builder.add_node("dict", lambda state: {"messages": [{"role": "assistant", "content": "from a dict"}]})
+    builder.add_node("message", lambda state: {"messages": AIMessage("from a message")})
+    builder.add_edge(START, "dict")
+    builder.add_edge("dict", "message")
+    graph = builder.compile(checkpointer=StepwellSaver(storage))
+
+    @turns.handler
+    async def answer(turn: Turn) -> None:
+        await run_graph(turn, graph)
+
+    async with working(turns, people):
+        await turns.admit(people.message("go"))
+        assert await people.answered(2) == ["from a dict", "from a message"]
+        await turns.admit(people.message("again"))
+        assert len(await people.answered(4)) == 4
+        await state_of(turns, "idle")
+    assert len(people.texts) == 4, "nothing of an earlier turn is shown again"
+
+
+@pytest.mark.every_backend
+async def test_a_text_that_a_crash_has_left_in_the_thread_is_shown(backend: Backend) -> None:
+    calls: list[str] = []
+
+    async def pay() -> str:
+        calls.append("pay")
+        await die(bot)  # type: ignore[arg-type]
+        return "paid"
+
+    spoken = AIMessage("I pay now.", tool_calls=[{"name": "pay", "args": {}, "id": "c1"}], id="m1")
+    bot, people = Bot(backend.storage(), "hello", spoken, "I do not know", tools=[made(pay)]), People()
+    async with working(bot.turns, people):
+        await bot.turns.admit(people.message("hi"))
+        assert await people.answered() == ["hello"]
+        await bot.turns.admit(people.message("buy tea"))
+        assert await people.answered(3) == ["hello", "I pay now.", "I do not know"]
+        await state_of(bot.turns, "idle")
+    assert calls == ["pay"]
+
+
+async def test_an_answer_of_a_graph_that_has_ended_survives_a_crash_behind_its_last_checkpoint() -> None:
+    storage, people = MemoryStorage(), People()
+    bot = Bot(storage, "all of it")
+    bot.turns = turns = Turns("bot", storage=storage, collect=0.0, lease=0.4)
+
+    @turns.handler
+    async def answer(turn: Turn) -> None:
+        await run_graph(turn, bot.graph)
+        if turn.attempt == 1:
+            await die(bot)  # type: ignore[arg-type]
+
+    async with working(bot.turns, people):
+        await bot.turns.admit(people.message("go"))
+        assert await people.answered() == ["all of it"]
+        await state_of(bot.turns, "idle")
+    assert len(bot.told) == 1, "the model was not asked again"
+
+
+@pytest.mark.every_backend
+async def test_a_tool_with_an_intent_gives_its_result_or_an_unknown_outcome_to_the_next_attempt(
+    backend: Backend,
+) -> None:
+    calls: list[str] = []
+
+    async def pay() -> str:
+        calls.append("pay")
+        return "receipt"
+
+    async def look() -> str:
+        calls.append("look")
+        if calls.count("look") == 1:
+            await die(bot)  # type: ignore[arg-type]
+        return "looked"
+
+    async def ship() -> str:
+        calls.append("ship")
+        await die(bot)  # type: ignore[arg-type]
+        return "sent"
+
+    def steps() -> Any:
+        return [{"pay": {}}, {"look": {}}, {"ship": {}}, "done"]
+
+    tools = [made(pay), made(look), made(ship)]
+    tools[1].metadata = {"replay": "safe"}
+    bot, people = Bot(backend.storage(), *steps(), tools=tools, once=True), People()
+    async with working(bot.turns, people):
+        await bot.turns.admit(people.message("go"))
+        assert await people.answered() == ["done"]
+        await state_of(bot.turns, "idle")
+    assert calls == ["pay", "look", "look", "ship"]
+    assert bot.told[3][1:6] == ["pay", "receipt", "look", "looked", "ship"] and "outcome of this call" in bot.told[3][6]
+
+
+@pytest.mark.every_backend
+async def test_a_tool_with_an_intent_that_waits_for_an_approval_runs_once_after_a_restart(backend: Backend) -> None:
+    url = backend.place()
+    storage = backend.storage(url)
+    await storage.open()
+    people, calls = People(), []
+
+    async def delete(path: str) -> Any:
+        if not interrupt(f"Delete {path}?"):
+            return "left"
+        calls.append(path)
+        return Command(update={"messages": [ToolMessage("gone", tool_call_id="delete-0")]})
+
+    first = Bot(storage, {"delete": {"path": "a"}}, tools=[made(delete)], once=True)
+    async with working(first.turns, people):
+        await first.turns.admit(people.message("delete a"))
+        await until(lambda: people.sent, lambda sent: bool(sent))
+        await state_of(first.turns, "asking")
+    again = Bot(storage if not backend.shared else backend.storage(url), "deleted", tools=[made(delete)], once=True)
+    assert (await again.turns.admit(people.press(people.sent[0], "Yes"))).outcome == "answer"
+    async with working(again.turns, people):
+        assert (await people.answered(2))[1] == "deleted"
+        await state_of(again.turns, "idle")
+    assert calls == ["a"] and again.told == [["delete a", "delete", "gone"]]

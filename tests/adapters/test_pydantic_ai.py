@@ -11,20 +11,24 @@ from pydantic_ai import Agent, ModelMessage, ModelResponse, TextPart, ToolCallPa
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from stepwell.adapters.pydantic_ai import StepwellDurability
-from stepwell.errors import TooLarge
-from stepwell.nodes import Node, linear
+from stepwell.errors import RunStuck, TooLarge, UsageError
+from stepwell.nodes import Node, NodeFlow, effect, linear, worker
 from stepwell.record import Limits
 from stepwell.storage import MemoryStorage
 from tests.backends import Backend
+from tests.until import forever, until
 
 
 class Clerk:
     """An agent that asks two tools, and answers; each call is counted, and one of them may fail."""
 
-    def __init__(self) -> None:
+    def __init__(self, metadata: dict[str, Any] | None = None) -> None:
         self.calls: list[str] = []
+        #: What the tool ``ship`` has returned to the model.
+        self.told: list[str] = []
         self.broken = True
         self.repairs_itself = False
+        self.ship: Callable[[str], Any] | None = None
         agent: Agent[None, str] = Agent(FunctionModel(self.model), name="clerk", capabilities=[StepwellDurability()])
 
         @agent.tool_plain
@@ -32,8 +36,10 @@ class Clerk:
             self.calls.append(f"price {item}")
             return len(item)
 
-        @agent.tool_plain
-        def ship(item: str) -> str:
+        @agent.tool_plain(metadata=metadata)
+        async def ship(item: str) -> str:
+            if self.ship is not None:
+                return await self.ship(item)
             self.calls.append(f"ship {item}")
             if self.broken:
                 self.broken = not self.repairs_itself
@@ -49,9 +55,13 @@ class Clerk:
             return ModelResponse([ToolCallPart("price", {"item": name}) for name in ("tea", "bread")])
         if turn == 1:
             return ModelResponse([ToolCallPart("ship", {"item": "tea"})])
+        self.told = parts(messages[-1:], ToolReturnPart)
         return ModelResponse([TextPart("done")])
 
     def flow(self, storage: Any, **options: Any) -> Any:
+        return linear(self.node(**options), name="shop", storage=storage)
+
+    def node(self, **options: Any) -> Any:
         clerk = self
 
         class Ask(Node):
@@ -61,7 +71,7 @@ class Clerk:
             def post(self, shared: Any, prep_res: Any, exec_res: str) -> None:
                 shared["answer"] = exec_res
 
-        return linear(Ask(name="ask", **options), name="shop", storage=storage)
+        return Ask(name="ask", **options)
 
 
 @pytest.mark.every_backend
@@ -83,6 +93,111 @@ async def test_a_retried_node_continues_too(backend: Backend) -> None:
     assert (await clerk.flow(backend.storage(), max_retries=2).run({}, flow_id="run"))["answer"] == "done"
     assert clerk.calls.count("ship tea") == 2
     assert [call for call in clerk.calls if call.startswith("model")] == ["model 0", "model 1", "model 2"]
+
+
+@pytest.mark.every_backend
+async def test_a_tool_that_was_interrupted_does_not_run_again_until_somebody_says_what_happened(
+    backend: Backend,
+) -> None:
+    clerk, begun = Clerk(), asyncio.Event()
+
+    async def hang(item: str) -> str:
+        clerk.calls.append(f"ship {item}")
+        begun.set()
+        await forever()
+        return ""
+
+    clerk.ship = hang
+    storage = backend.storage()
+    flow = clerk.flow(storage)
+    run = asyncio.ensure_future(flow.run({}, flow_id="run"))
+    await begun.wait()
+    # The work of a process that dies: nothing of it is stored any more.
+    run.cancel()
+    await asyncio.wait({run})
+    clerk.calls.clear()
+    with pytest.raises(RunStuck, match="'ship'"):
+        await flow.resume("run")
+    assert clerk.calls == []
+    await flow.complete("run", "ask", result="sent by hand")
+    async with worker([flow], storage=storage):
+        await until(lambda: flow.status("run"), lambda run: run.status != "stuck")
+        await until(lambda: clerk.calls, lambda calls: calls == ["model 2"])
+    assert clerk.told == ["sent by hand"]
+
+
+async def test_a_flow_may_go_on_with_an_edge_after_an_interrupted_tool(backend: Backend) -> None:
+    clerk, begun = Clerk(), asyncio.Event()
+
+    async def hang(item: str) -> str:
+        begun.set()
+        await forever()
+        return ""
+
+    class Look(Node):
+        def post(self, shared: Any, prep_res: Any, exec_res: Any) -> None:
+            shared["answer"] = "look"
+
+    clerk.ship = hang
+    ask = clerk.node()
+    ask - "unknown" >> Look(name="look")
+    flow = NodeFlow(ask, name="shop", storage=backend.storage())
+    run = asyncio.ensure_future(flow.run({}, flow_id="run"))
+    await begun.wait()
+    run.cancel()
+    await asyncio.wait({run})
+    assert (await flow.resume("run"))["answer"] == "look"
+
+
+async def test_a_tool_that_is_safe_runs_again(backend: Backend) -> None:
+    clerk, begun = Clerk(metadata={"replay": "safe"}), asyncio.Event()
+
+    async def hang(item: str) -> str:
+        if not begun.is_set():
+            begun.set()
+            await forever()
+        return "sent"
+
+    clerk.ship = hang
+    flow = clerk.flow(backend.storage())
+    run = asyncio.ensure_future(flow.run({}, flow_id="run"))
+    await begun.wait()
+    run.cancel()
+    await asyncio.wait({run})
+    assert (await flow.resume("run"))["answer"] == "done" and clerk.told == ["sent"]
+
+
+async def test_an_effect_in_a_safe_tool_is_found_although_an_earlier_tool_is_left_out(backend: Backend) -> None:
+    charged: list[str] = []
+    broken = True
+
+    @effect
+    async def charge(item: str) -> str:
+        charged.append(item)
+        return f"receipt of {item}"
+
+    async def look(item: str) -> str:
+        receipt = await charge(item)
+        if broken and item == "gold":
+            raise OSError("the shop is down")
+        return receipt
+
+    seller = Seller(look, metadata={"replay": "safe"})
+
+    async def ask(prep_res: Any) -> str:
+        return (await seller.agent.run("tea gold")).output
+
+    flow = flow_of(ask, backend.storage())
+    with pytest.raises(OSError, match="down"):
+        await flow.run({}, flow_id="run")
+    broken = False
+    assert (await flow.resume("run"))["answer"] == "receipt of tea receipt of gold"
+    assert charged == ["tea", "gold"]
+
+
+async def test_a_tool_whose_replay_does_not_exist_is_refused(backend: Backend) -> None:
+    with pytest.raises(UsageError, match="replay="):
+        await Clerk(metadata={"replay": "once"}).flow(backend.storage()).run({}, flow_id="run")
 
 
 async def test_two_runs_do_not_share_results(backend: Backend) -> None:
@@ -121,7 +236,7 @@ def parts(messages: list[ModelMessage], kind: Any) -> list[Any]:
 class Seller:
     """An agent that looks each word of its prompt up, one after the other, and repeats what it found."""
 
-    def __init__(self, look: Callable[[str], Any], name: str = "seller") -> None:
+    def __init__(self, look: Callable[[str], Any], name: str = "seller", metadata: Any = None) -> None:
         self.asked: list[str] = []
 
         async def model(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
@@ -132,7 +247,7 @@ class Seller:
             return ModelResponse([TextPart(" ".join(map(str, found)))])
 
         self.agent: Agent[None, str] = Agent(FunctionModel(model), name=name, capabilities=[StepwellDurability()])
-        self.agent.tool_plain(look, name="look")
+        self.agent.tool_plain(look, name="look", metadata=metadata)
 
 
 def upper(item: str) -> str:

@@ -106,8 +106,11 @@ class Killing:
     def perform(self, operation: Operation) -> Any:
         return self._performed(operation)
 
+    def point_of(self, operation: Operation) -> str | None:
+        return point_of(operation)
+
     async def _performed(self, operation: Operation) -> Any:
-        point = _point_of(operation)
+        point = self.point_of(operation)
         if point is not None:
             self(f"before the {point}")
         result = await self._perform(operation)
@@ -116,7 +119,7 @@ class Killing:
         return result
 
 
-def _point_of(operation: Operation) -> str | None:
+def point_of(operation: Operation) -> str | None:
     """Return what a write stores."""
     if not isinstance(operation, Apply):
         return None

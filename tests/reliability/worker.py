@@ -2,7 +2,7 @@
 
 ``python -m tests.reliability.worker ROLE URL LOG OPTIONS`` runs one role in this process;
 ``python -m tests.reliability.worker serve`` reads such lines as JSON from its standard input and forks a
-process for each, which is faster than starting Python.
+process for each, which is faster than starting Python; modules whose names follow ``serve`` are imported before.
 
 A worker appends its reports to a log, one line of JSON each, so that they survive a kill.
 """
@@ -23,6 +23,7 @@ from typing import Any
 
 from stepwell import open_storage
 from tests.reliability import (
+    agent_roles,
     child_roles,
     control_roles,
     effect_roles,
@@ -41,14 +42,14 @@ from tests.reliability import (
 
 MODULES = (
     *(roles, run_roles, queue_roles, control_roles, child_roles, saga_roles, effect_roles),
-    *(storm_roles, log_roles, stream_roles, thread_roles, timer_roles, failover_roles, turn_roles),
+    *(storm_roles, log_roles, stream_roles, thread_roles, timer_roles, failover_roles, turn_roles, agent_roles),
 )
 
 
-def serve() -> None:
+def serve(modules: list[str]) -> None:
     # Each worker would import the drivers again.
-    for backend in ("sqlite", "redis", "postgres"):
-        import_module(f"stepwell.storage.{backend}")
+    for module in [*(f"stepwell.storage.{backend}" for backend in ("sqlite", "redis", "postgres")), *modules]:
+        import_module(module)
     # Collecting garbage would copy the pages that a worker shares with this process.
     gc.collect()
     gc.freeze()
@@ -87,7 +88,7 @@ def work(role: str, url: str, log: str, options: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["serve"]:
-        serve()
+    if sys.argv[1] == "serve":
+        serve(sys.argv[2:])
     else:
         work(*sys.argv[1:4], json.loads(sys.argv[4]))

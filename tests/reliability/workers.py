@@ -90,14 +90,14 @@ class Worker:
 
 
 class Workers:
-    """A server process that forks workers."""
+    """A server process that forks workers, and has imported some modules for them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *modules: str) -> None:
         self._folder = folder
         self._numbers = count()
         self._started: list[Worker] = []
         self._server = subprocess.Popen(
-            [sys.executable, "-m", "tests.reliability.worker", "serve"],
+            [sys.executable, "-m", "tests.reliability.worker", "serve", *modules],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,9 +12,10 @@ from stepwell import MemoryStorage
 from stepwell.errors import InvalidOption
 from stepwell.testing.simulated_store import SimulatedStore
 from stepwell.testing.simulation import Simulation
-from stepwell.turns import Decided, Turn, Turns
+from stepwell.turns import Decided, Turn, Turns, UnknownOutcome
 from tests.backends import Backend
 from tests.turns.people import ANN, People, state_of, working
+from tests.turns.test_tools import die
 from tests.until import until
 
 
@@ -270,3 +272,25 @@ async def test_wrong_questions_are_refused() -> None:
     async with working(turns, people):
         await turns.admit(people.message("it"))
         assert await people.answered() == ["all refused"]
+
+
+async def test_a_claim_that_is_lost_after_an_answer_is_noticed_as_early_as_before_it() -> None:
+    people, turns = People(), Turns("bot", storage=MemoryStorage(), collect=0.0, lease=0.4)
+
+    async def pay() -> None:
+        await die(SimpleNamespace(turns=turns))  # type: ignore[arg-type]
+
+    @turns.handler
+    async def answer(turn: Turn) -> None:
+        await turn.ask("Pay?")
+        try:
+            await turn.tool(pay)
+        except UnknownOutcome:
+            turn.answer("I do not know.")
+
+    async with working(turns, people):
+        await turns.admit(people.message("go"))
+        (card,) = await until(lambda: list(people.sent), lambda sent: len(sent) == 1)
+        await state_of(turns, "asking")
+        await turns.admit(people.press(card, "Yes"))
+        assert await people.answered(2) == ["Pay?", "I do not know."]

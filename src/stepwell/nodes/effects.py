@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from stepwell.codec import Seal
 from stepwell.codec.effects import Effect, Replay
@@ -34,6 +34,7 @@ _KIND = "effect"
 #: Whether the code that runs is inside an effect. What it calls belongs to that one.
 _inside: ContextVar[bool] = ContextVar("stepwell.nodes.effect", default=False)
 
+T = TypeVar("T")
 Arguments = tuple[Sequence[Any], Mapping[str, Any]]
 
 
@@ -146,7 +147,7 @@ class RunEffects:
         self, place: EffectPlace, name: str, arguments: Arguments, replay: Replay, work: Callable[[], Awaitable[Any]]
     ) -> Any:
         """Run a function as an effect of the current step, or return what it has returned before."""
-        known = await self._begin(place, name, arguments, replay)
+        known = await self._in_loop(self._begin(place, name, arguments, replay))
         if known is not None:
             return known.value
         try:
@@ -156,9 +157,9 @@ class RunEffects:
             # It has not ended.
             raise
         except Exception as error:
-            await self._end(place, error=error)
+            await self._in_loop(self._end(place, error=error))
             raise
-        await self._end(place, result)
+        await self._in_loop(self._end(place, result))
         return result
 
     def call_in_thread(
@@ -178,6 +179,13 @@ class RunEffects:
             raise
         asyncio.run_coroutine_threadsafe(self._end(place, result), loop).result()
         return result
+
+    async def _in_loop(self, work: Coroutine[Any, Any, T]) -> T:
+        """Read or write in the loop of the run. A function that a thread calls may have a loop of its own."""
+        loop = self._loop()
+        if loop is None or loop is asyncio.get_running_loop():
+            return await work
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
 
     async def _begin(self, place: EffectPlace, name: str, arguments: Arguments, replay: Replay) -> Effect | None:
         """Store the intent; or return the effect, if it has returned before.

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial, wraps
 from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from stepwell._secrets import quoted
 from stepwell.codec.effects import Replay, check_replay
-from stepwell.errors import UsageError
+from stepwell.errors import Parked, UsageError
 from stepwell.nodes.control.options import checked_params
 from stepwell.nodes.effects import inside_effect
 from stepwell.nodes.handle import RunHandle
 from stepwell.nodes.queue import children, submitting
 from stepwell.nodes.queue.submission import Submission
-from stepwell.nodes.walk.execution import CaughtError, Cursor, current
+from stepwell.nodes.run.branch import Park
+from stepwell.nodes.walk.execution import CaughtError, Cursor, current, enter, leave
 from stepwell.options import check_function, check_text
 
 if TYPE_CHECKING:
@@ -174,6 +176,30 @@ class DurableStep:
     mark: str
     #: The storage of the run.
     storage: Storage
+    _cursor: Cursor
+
+    async def call_once(self, name: str, number: str, work: Callable[[], Awaitable[Any]]) -> Any:
+        """Run a call that must not run twice as an effect of the step, or return what it has returned before.
+
+        ``number`` distinguishes the effects of the step, instead of the order of its calls.
+        """
+        cursor = self._cursor
+        assert cursor.branch is not None
+        effects, place = cursor.branch.journal.effects, cursor.effect_place(number)
+        try:
+            return await effects.call(place, name, ((), {}), "never", work)
+        except (Park, Parked):
+            effects.forget(place)
+            raise
+
+    @contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        """Number the effects within the block by themselves: it is left out when its result is stored."""
+        token = enter(replace(self._cursor, effects=[0], scope=f"{name}-"))
+        try:
+            yield
+        finally:
+            leave(token)
 
 
 def durable_step() -> DurableStep | None:
@@ -188,6 +214,7 @@ def durable_step() -> DurableStep | None:
         execution=cursor.run,
         mark=journal.mark,
         storage=journal.slot.storage,
+        _cursor=cursor,
     )
 
 

@@ -13,6 +13,6 @@ require("langgraph.checkpoint.base", "langgraph", distribution="langgraph-checkp
 from stepwell.adapters.langgraph.ownership import StaleWriter  # noqa: E402 - checked first
 from stepwell.adapters.langgraph.saver import StepwellSaver, WriteOwnership  # noqa: E402 - checked first
 from stepwell.adapters.langgraph.store import StepwellStore  # noqa: E402 - checked first
-from stepwell.adapters.langgraph.turns import run_graph  # noqa: E402 - checked first
+from stepwell.adapters.langgraph.turns import run_graph, run_tool  # noqa: E402 - checked first
 
-__all__ = ["StaleWriter", "StepwellSaver", "StepwellStore", "WriteOwnership", "run_graph"]
+__all__ = ["StaleWriter", "StepwellSaver", "StepwellStore", "WriteOwnership", "run_graph", "run_tool"]

@@ -6,37 +6,44 @@ import asyncio
 import copy
 import inspect
 import json
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from hashlib import blake2b
 from typing import Any, Final
 
-from agents import Agent, FunctionTool, RunConfig, Runner, RunResultStreaming, RunState, Usage
+from agents import (
+    Agent,
+    FunctionTool,
+    Model,
+    RunConfig,
+    RunContextWrapper,
+    Runner,
+    RunResultStreaming,
+    RunState,
+    Tool,
+    Usage,
+)
 from agents.items import ToolApprovalItem
 from agents.tool_context import ToolContext
 
-from stepwell.engine import quoted
-from stepwell.errors import UnknownOutcome, UsageError
+from stepwell.adapters.framework.agents import (
+    INTERRUPTED,
+    UNKNOWN,
+    Approvals,
+    Transcript,
+    call_tool,
+    question_about,
+    refusal_of,
+)
+from stepwell.adapters.openai_agents.model import KeptModel, with_kept_responses
 from stepwell.turns import Turn
 
 __all__ = ["TurnResult", "run_agent"]
 
-#: The key of an entry of the history with an item of the SDK, and the version of the entry.
-KEY: Final = "openai_agents"
-VERSION: Final = 1
-#: What the model is told of a call that was stopped, and of one whose end nobody knows.
-INTERRUPTED: Final = "The call was interrupted, because the user has stopped the turn. It has no result."
-UNKNOWN: Final = (
-    "The outcome of this call is unknown: it was interrupted while it ran, and was not run again. Look whether it has "
-    "happened before you call it again, or ask the user."
-)
+TRANSCRIPT: Final = Transcript("openai_agents", "item")
 #: Seconds that the tools of a stopped run get to end.
 GRACE: Final = 6.0
-#: The most characters of a question.
-SHOWN: Final = 3000
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +81,9 @@ async def run_agent(
 ) -> TurnResult:
     """Answer a turn with an agent: its text is streamed, and its items become the history.
 
-    A function tool runs at most once, also after a crash, unless its name is in ``safe``; the model is told of a call
-    whose outcome is unknown. Items are kept before each model request, and the next attempt continues with them. Tools
+    A function tool, or a tool of an MCP server, runs at most once, also after a crash, unless its name is in ``safe``;
+    the model is told of a call whose outcome is unknown. Items and responses that call tools are kept, and the next
+    attempt continues with them. Tools
     with ``needs_approval`` are asked for with ``turn.ask``, by ``approvers`` and within ``timeout``, with the text that
     ``question`` returns for the call. With ``on_busy="steer"`` the model gets further messages after the results of its
     tools.
@@ -93,17 +101,20 @@ async def run_agent(
         async def answer(turn):
             await run_agent(turn, agent, safe=["find"])
     """
-    asks = _Approvals(turn, None if approvers is None else tuple(approvers), timeout, question or _question)
-    run = _AgentRuns(turn, asks, frozenset(safe))
+    asks = Approvals(turn, approvers, timeout)
+    run = _AgentRuns(turn, asks, question or _question, frozenset(safe))
     return await run.run(agent, turn.text if prompt is None else prompt, context, run_config or RunConfig(), options)
 
 
 class _AgentRuns:
     """The runs of an agent in one attempt of a turn."""
 
-    def __init__(self, turn: Turn, asks: _Approvals, safe: frozenset[str]) -> None:
+    def __init__(
+        self, turn: Turn, asks: Approvals, question: Callable[[ToolApprovalItem], str], safe: frozenset[str]
+    ) -> None:
         self._turn = turn
         self._asks = asks
+        self._question = question
         self._safe = safe
         #: The items of the history before the turn, and those of the turn that the model has got.
         self._before: list[Any] = []
@@ -117,8 +128,8 @@ class _AgentRuns:
         #: What tools have returned, and which calls of tools have begun, by the id of the call.
         self._returned: dict[str, str] = {}
         self._begun: dict[str, tuple[str, str, bool]] = {}
-        #: How often each tool was called with the same arguments.
-        self._counts: Counter[str] = Counter()
+        #: The last response of an earlier attempt, if its tools have not all ended.
+        self._response: Any = None
         #: The usage of earlier runs of the agent.
         self._usage = Usage()
         self._result: RunResultStreaming | None = None
@@ -127,12 +138,15 @@ class _AgentRuns:
         self, agent: Agent[Any], prompt: str, context: Any, config: RunConfig, options: dict[str, Any]
     ) -> TurnResult:
         turn = self._turn
-        self._before = _loaded(await turn.history.read())
+        self._before = TRANSCRIPT.load(
+            await turn.history.read(), restore=_as_it_is, said=lambda role, text: _said(text, role)
+        )
         agent = self._with_intents(agent, {})
-        options |= {"run_config": self._with_filter(config), "context": context}
+        config = with_kept_responses(self._with_filter(config), self)
+        options |= {"run_config": config, "context": context}
         state = await self._continue(agent)
-        if state is None:
-            # A run that waits for an approval gets further messages when it has ended.
+        if state is None and self._response is None:
+            # A run that waits for an approval, or whose tools have begun, gets further messages when it has ended.
             waiting = turn.messages[self._given :] if self._own else []
             self._own = [*(self._own or [_said(prompt)]), *(_said(message.text) for message in waiting)]
             self._given = len(turn.messages)
@@ -147,7 +161,7 @@ class _AgentRuns:
                     state = result.to_state()
                     stored = state.to_json(context_serializer=lambda _: {})
                     said = _texts(self._current)
-                    await turn.keep({KEY: VERSION, "state": stored, "given": self._given, "said": said})
+                    await TRANSCRIPT.keep(turn, state=stored, given=self._given, said=said)
                     given = await self._decided(state)
                     continue
                 self._own = result.to_input_list()[len(self._before) :]
@@ -163,40 +177,43 @@ class _AgentRuns:
         except asyncio.CancelledError:
             await self._cancel()
             if turn.stopped.is_set():
-                turn.history.append(*_entries(self._stopped()))
+                turn.history.append(*TRANSCRIPT.entries(map(_plain, self._stopped())))
             raise
-        turn.history.append(*_entries(self._own))
+        turn.history.append(*TRANSCRIPT.entries(map(_plain, self._own)))
         self._add_usage(result)
         return TurnResult(result.final_output, self._usage, result)
 
     async def _continue(self, agent: Agent[Any]) -> RunState[Any, Any] | None:
         """Take what earlier attempts have kept, and return the state of the run that waits for an approval."""
         state: Any = None
-        for value in self._turn.kept:
-            if not isinstance(value, Mapping) or KEY not in value:
-                continue
+        said: list[str] = []
+        for value in TRANSCRIPT.kept(self._turn):
             self._given = value["given"]
-            state = value.get("state")
+            state, self._response = value.get("state"), value.get("response")
             self._own += value.get("items", ())
-            for text in (*_texts(value.get("items", ())), *value.get("said", ())):
-                async with self._turn.stream() as out:
-                    out.write(text)
+            said += (*_texts(value.get("items", ())), *value.get("said", ()))
+        for text in (*said, *_texts((self._response or {}).get("output", ()))):
+            async with self._turn.stream() as out:
+                out.write(text)
         self._kept = len(self._own)
-        for item in self._own:
-            if item.get("type") == "function_call":
-                self._counts[f"{item['name']} {item['arguments']}"] += 1
         return None if state is None else await RunState.from_json(agent, state, context_override={})
+
+    def take_response(self) -> Any:
+        response, self._response = self._response, None
+        return response
+
+    async def keep_response(self, response: dict[str, Any]) -> None:
+        await TRANSCRIPT.keep(self._turn, response=response, given=self._given)
 
     async def _decided(self, state: RunState[Any, Any]) -> RunState[Any, Any]:
         """Ask for what a run waits for, and return its state with the decisions."""
         items = state.get_interruptions()
-        for item, decision in zip(items, await asyncio.gather(*map(self._asks.ask, items)), strict=True):
+        asked = [self._asks.ask(self._question(item), [item.call_id, item.name, item.arguments]) for item in items]
+        for item, decision in zip(items, await asyncio.gather(*asked), strict=True):
             if decision:
                 state.approve(item)
             else:
-                late = decision.timed_out
-                told = "Nobody has approved the call in time." if late else "The call was not approved."
-                state.reject(item, rejection_message=told)
+                state.reject(item, rejection_message=refusal_of(decision))
         return state
 
     async def _consume(self, result: RunResultStreaming) -> None:
@@ -267,7 +284,7 @@ class _AgentRuns:
             if len(items) > self._kept:
                 self._own, new = items, [_plain(each) for each in items[self._kept :]]
                 self._kept = len(items)
-                await self._turn.keep({KEY: VERSION, "items": new, "given": self._given})
+                await TRANSCRIPT.keep(self._turn, items=new, given=self._given)
             if theirs is None:
                 return data.model_data
             found = theirs(data)
@@ -281,69 +298,51 @@ class _AgentRuns:
         """Return a copy of an agent, and of the agents that it hands over to, whose tools are tools of the turn."""
         if id(agent) in known:
             return known[id(agent)]
-        tools = [self._with_intent(tool) if isinstance(tool, FunctionTool) else tool for tool in agent.tools]
-        known[id(agent)] = made = agent.clone(tools=tools)
+        tools = [self._with_intent(tool) for tool in agent.tools]
+        model = KeptModel(agent.model, self) if isinstance(agent.model, Model) else agent.model
+        known[id(agent)] = made = agent.clone(tools=tools, model=model)
+        theirs = made.get_mcp_tools
+
+        async def mcp_tools(context: RunContextWrapper[Any]) -> list[Tool]:
+            return [self._with_intent(each) for each in await theirs(context)]
+
+        made.get_mcp_tools = mcp_tools  # type: ignore[method-assign,assignment]
         made.handoffs = [
             self._with_intents(each, known) if isinstance(each, Agent) else each for each in agent.handoffs
         ]
         return made
 
-    def _with_intent(self, tool: FunctionTool) -> FunctionTool:
+    def _with_intent(self, tool: Tool) -> Tool:
+        if not isinstance(tool, FunctionTool):
+            return tool
         made, theirs = copy.copy(tool), tool.on_invoke_tool
         replay: Any = "safe" if tool.name in self._safe else "never"
 
         async def invoke(context: ToolContext[Any], arguments: str) -> Any:
-            first: list[Any] = []
             id_ = context.tool_call_id
 
-            async def work(_: str) -> Any:
+            async def work() -> Any:
                 self._begun[id_] = (tool.name, arguments, replay == "never")
                 result = await theirs(context, arguments)
-                first.append(result)
                 self._returned[id_] = str(result)
-                return _plain(result)
+                return result
 
-            # A request that is made again after a crash gets other ids for the same calls.
-            same = f"{tool.name} {arguments}"
-            self._counts[same] += 1
-            place = f"{same} {self._counts[same]}".encode("utf-8", "surrogatepass")
-            try:
-                stored = await self._turn.call_tool(
-                    work, [arguments], replay=replay, name=tool.name,
-                    call_id=blake2b(place, digest_size=12).hexdigest(),
-                )  # fmt: skip
-            except UnknownOutcome:
-                return UNKNOWN
-            return first[0] if first else stored
+            result = await call_tool(
+                self._turn, work, name=tool.name, arguments=arguments, place=id_, replay=replay,
+                store=_plain, restore=_as_it_is, unknown=UNKNOWN,
+            )  # fmt: skip
+            self._returned[id_] = str(result)
+            return result
 
         made.on_invoke_tool = invoke
         return made
 
 
-@dataclass
-class _Approvals:
-    """Asks for the approvals of a turn."""
-
-    turn: Turn
-    approvers: tuple[int | str, ...] | None
-    timeout: float | timedelta | str | None
-    question: Callable[[ToolApprovalItem], str]
-
-    async def ask(self, item: ToolApprovalItem) -> Any:
-        about = [item.call_id, item.name, item.arguments]
-        return await self.turn.ask(self.question(item), approvers=self.approvers, timeout=self.timeout, about=about)
-
-
 def _question(item: ToolApprovalItem) -> str:
-    """Return what is asked about a call."""
     try:
-        arguments = json.loads(item.arguments or "{}")
-        lines = [
-            f"{name}: {value if isinstance(value, str) else json.dumps(value)}" for name, value in arguments.items()
-        ]
+        return question_about(item.name or "", json.loads(item.arguments or "{}"))
     except (ValueError, AttributeError):
-        lines = [str(item.arguments)]
-    return "\n".join([f"{item.name}?", *lines])[:SHOWN]
+        return f"{item.name}?\n{item.arguments}"
 
 
 def _texts(items: Iterable[Any]) -> list[str]:
@@ -359,8 +358,8 @@ def _id(item: Mapping[str, Any]) -> tuple[Any, ...] | None:
     return None if known is None else (item.get("type"), known)
 
 
-def _said(text: str) -> Any:
-    return {"role": "user", "content": text}
+def _said(text: str, role: str = "user") -> Any:
+    return {"role": role, "content": text}
 
 
 # Items as entries of the history
@@ -377,23 +376,5 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, str | bool | int | float) else str(value)
 
 
-def _entries(items: list[Any]) -> list[Any]:
-    return [{KEY: VERSION, "item": item} for item in map(_plain, items)]
-
-
-def _loaded(entries: list[Any]) -> list[Any]:
-    """Return the items of a history, with the texts and answers that other handlers have appended."""
-    items: list[Any] = []
-    for entry in entries:
-        if not isinstance(entry, Mapping):
-            continue
-        if (version := entry.get(KEY)) is not None:
-            if version != VERSION:
-                raise UsageError(
-                    f"the history has an item of version {quoted(version)}, which a later release has written; "
-                    "update stepwell on this machine"
-                )
-            items.append(entry["item"])
-        elif entry.get("role") in ("user", "assistant") and isinstance(entry.get("content"), str):
-            items.append({"role": entry["role"], "content": entry["content"]})
-    return items
+def _as_it_is(value: Any) -> Any:
+    return value

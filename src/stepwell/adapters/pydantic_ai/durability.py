@@ -31,10 +31,12 @@ from pydantic_ai.durable_exec import (
     DurableOperationId,
     JournalCallableOperationBackend,
     RoleBasedOperationConfig,
+    ToolsetCallToolId,
 )
 from pydantic_core import to_json
 
 from stepwell import Log
+from stepwell.adapters.framework.agents import digest_of, replay_of
 from stepwell.engine import DAY, run_in_loop
 from stepwell.errors import TooLarge
 from stepwell.nodes.engine import DurableStep, durable_step
@@ -68,13 +70,37 @@ class Operations:
 
     async def run(self, key: str, body: Callable[[], Awaitable[object]]) -> object:
         """Return the stored result of an operation, or run it and store its result."""
-        if self._known is None:
-            self._known = await self._in_loop(self._load)
-        if key in self._known:
-            return self._known[key]
+        known = await self._results()
+        if key in known:
+            return known[key]
         result = await body()
         await self._in_loop(partial(self._store, key, result))
         return result
+
+    async def run_once(self, key: str, name: str, step: DurableStep, body: Callable[[], Awaitable[object]]) -> object:
+        """Do the same with a tool that must not run again: its call is an effect of the step."""
+
+        async def work() -> dict[str, object]:
+            result = await body()
+            if len(to_json(result)) <= self._log.storage.limits.item // 3:
+                return {NAMESPACE: result}
+            # Too large for an effect.
+            await self._in_loop(partial(self._store, key, result))
+            known[key] = result
+            return {NAMESPACE: None}
+
+        known = await self._results()
+        value = {NAMESPACE: None} if key in known else await step.call_once(name, digest_of(key), work)
+        if key in known:
+            return known[key]
+        # Other values are what ``flow.complete()`` has said.
+        is_stored = isinstance(value, Mapping) and set(value) == {NAMESPACE}
+        return value[NAMESPACE] if is_stored else {"kind": "tool_return", "result": value}
+
+    async def _results(self) -> dict[str, Any]:
+        if self._known is None:
+            self._known = await self._in_loop(self._load)
+        return self._known
 
     async def _load(self) -> dict[str, Any]:
         known: dict[str, Any] = {}
@@ -172,7 +198,7 @@ class StepwellBackend(JournalCallableOperationBackend[Mapping[str, Any]]):
 
     def __init__(self, agent_name: str) -> None:
         none: Mapping[str, Any] = {}
-        config = RoleBasedOperationConfig(model=none, event=none, capability=none, tool=none)
+        config = RoleBasedOperationConfig(model=none, event=none, capability=none, tool=none, resolve_tool=_config_of)
         super().__init__(agent_name=agent_name, config=config)
 
     async def execute(
@@ -195,9 +221,11 @@ class StepwellBackend(JournalCallableOperationBackend[Mapping[str, Any]]):
         key = place.key(name if call is None else f"{name}@{call}")
 
         async def run() -> object:
-            with place.inside(key):
+            with place.inside(key), here.scope(digest_of(key)):
                 return await body()
 
+        if "once" in config:
+            return await place.operations.run_once(key, config["once"], here, run)
         return await place.operations.run(key, run)
 
 
@@ -206,8 +234,10 @@ class StepwellDurability(BaseDurabilityCapability[AgentDepsT]):
     """Makes an agent durable inside the nodes of a run that has a storage.
 
     Each model request and each tool call is stored when it has ended. A node that runs again, after an error, a crash
-    or on another worker, gets the stored results, and continues with the first operation that has none. The one that
-    was running then is run again. Outside a durable run the agent works as without it.
+    or on another worker, gets the stored results, and continues with the first operation that has none. A model
+    request that was running then is made again. A call of a tool that was running is not, unless the tool has
+    ``metadata={"replay": "safe"}``: its outcome is unknown, as that of an ``@effect``. Outside a durable run the agent
+    works as without it.
 
     ``models``, ``event_stream_handler`` and ``name``: as for the other durability capabilities of pydantic-ai.
 
@@ -255,6 +285,13 @@ class StepwellDurability(BaseDurabilityCapability[AgentDepsT]):
     def get_durable_operation_backend(self) -> DurableOperationBackend[Mapping[str, Any]]:
         """Return the backend of the agent's operations."""
         return StepwellBackend(self.name)
+
+
+def _config_of(operation: DurableOperationId, tool: Any, name: str) -> Mapping[str, Any]:
+    """Return the name of a tool that must not run again after a crash; nothing for other operations."""
+    if not isinstance(operation, ToolsetCallToolId) or tool is None or replay_of(tool.tool_def.metadata) == "safe":
+        return {}
+    return {"once": name}
 
 
 def _digest(prompt: object) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from hashlib import blake2b
+from functools import partial
 from typing import Any, Final, cast
 
 from pydantic_ai import Agent, RunContext
@@ -40,23 +39,21 @@ from pydantic_ai.messages import (
 from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, ToolDefinition, ToolDenied
 from pydantic_ai.usage import RunUsage, UsageLimits
 
-from stepwell.engine import quoted
-from stepwell.errors import UnknownOutcome, UsageError
+from stepwell.adapters.framework.agents import (
+    INTERRUPTED,
+    UNKNOWN,
+    Approvals,
+    Transcript,
+    call_tool,
+    question_about,
+    refusal_of,
+    replay_of,
+)
 from stepwell.turns import Message, Turn
 
 __all__ = ["run_agent"]
 
-#: The key of an entry of the history with a message of the framework, and the version of the entry.
-KEY: Final = "pydantic_ai"
-VERSION: Final = 1
-#: What the model is told of a call that was stopped, and of one whose end nobody knows.
-INTERRUPTED: Final = "The call was interrupted, because the user has stopped the turn. It has no result."
-UNKNOWN: Final = (
-    "The outcome of this call is unknown: it was interrupted while it ran, and was not run again. Look whether it has "
-    "happened before you call it again, or ask the user."
-)
-#: The most characters of the arguments that a question shows.
-SHOWN: Final = 3000
+TRANSCRIPT: Final = Transcript("pydantic_ai", "message")
 
 
 async def run_agent(
@@ -96,8 +93,7 @@ async def run_agent(
             result = await run_agent(turn, agent)
             print(result.usage.total_tokens)
     """
-    chosen = None if approvers is None else tuple(approvers)
-    asks = _Asks(turn, chosen, timeout, question or _question)
+    asks = _Asks(Approvals(turn, approvers, timeout), question or _question)
     run = _TurnRun(turn, agent, asks, stream=stream)
     capabilities = [*options.pop("capabilities", ()), _TurnCapability(run)]
     options |= {"deps": deps, "usage_limits": usage_limits, "capabilities": capabilities}
@@ -126,7 +122,7 @@ class _TurnRun:
 
     async def run(self, prompt: str | Sequence[Any], options: dict[str, Any]) -> AgentRunResult[Any]:
         turn = self._turn
-        before = _loaded(await turn.history.read())
+        before = TRANSCRIPT.load(await turn.history.read(), restore=_restored_message, said=_said)
         waiting = await self._continue()
         usage = options.pop("usage", None) or RunUsage()
         for message in self._done:
@@ -153,17 +149,15 @@ class _TurnRun:
                 waiting = []
         except asyncio.CancelledError:
             if turn.stopped.is_set():
-                turn.history.append(*_entries(self._stopped(prompt)))
+                turn.history.append(*TRANSCRIPT.entries(_dumped(self._stopped(prompt))))
             raise
-        turn.history.append(*_entries(self._messages()))
+        turn.history.append(*TRANSCRIPT.entries(_dumped(self._messages())))
         return result
 
     async def _continue(self) -> list[Message]:
         """Take what earlier attempts have kept, and return the messages that the model has not got."""
         turn = self._turn
-        for value in turn.kept:
-            if not isinstance(value, Mapping) or KEY not in value:
-                continue
+        for value in TRANSCRIPT.kept(turn):
             self._done += _validated(value["messages"])
             self._given = value["given"]
         self._kept = len(self._done)
@@ -229,7 +223,7 @@ class _TurnRun:
         messages = self._messages()
         if messages[self._kept :]:
             new = _dumped(messages[self._kept :])
-            await self._turn.keep({KEY: VERSION, "messages": new, "given": self._given})
+            await TRANSCRIPT.keep(self._turn, messages=new, given=self._given)
             self._kept = len(messages)
 
     def _messages(self) -> list[ModelMessage]:
@@ -278,33 +272,28 @@ class _TurnRun:
         self, ctx: RunContext[Any], call: ToolCallPart, tool: ToolDefinition, run: Callable[[], Awaitable[Any]]
     ) -> Any:
         """Call a tool of the agent with an intent, or give what it has returned in an earlier attempt."""
-        replay = (tool.metadata or {}).get("replay", "never")
-        first: list[Any] = []
+        id_ = call.tool_call_id
+        replay = replay_of(tool.metadata)
 
-        async def work(_: Any) -> Any:
+        async def work() -> Any:
             if replay == "never":
-                self._begun.add(call.tool_call_id)
+                self._begun.add(id_)
             try:
                 result = await run()
             except _SIGNALS as signal:
-                first.append(signal)
-                return _stored_signal(signal)
-            first.append(result)
-            self._returned[call.tool_call_id] = result.return_value if isinstance(result, ToolReturn) else result
-            return _stored_result(call, result)
+                return signal
+            self._returned[id_] = result.return_value if isinstance(result, ToolReturn) else result
+            return result
 
-        # After an approval the same call runs again, and then for the first time.
-        place = f"{call.tool_call_id}{'+' if ctx.tool_call_approved else ''}"
-        try:
-            stored = await self._turn.call_tool(
-                work, [call.args_as_dict()], replay=replay, name=call.tool_name,
-                call_id=blake2b(place.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest(),
-            )  # fmt: skip
-        except UnknownOutcome:
-            return UNKNOWN
-        result = first[0] if first else _restored(stored)
-        if isinstance(result, Exception):
+        result = await call_tool(
+            self._turn, work, name=call.tool_name, arguments=call.args_as_dict(), replay=replay,
+            # After an approval the same call runs again, and then for the first time.
+            place=f"{id_}{'+' if ctx.tool_call_approved else ''}",
+            store=partial(_stored, call), restore=_restored, unknown=UNKNOWN,
+        )  # fmt: skip
+        if isinstance(result, _SIGNALS):
             raise result
+        self._returned[id_] = result.return_value if isinstance(result, ToolReturn) else result
         return result
 
 
@@ -327,11 +316,9 @@ class _TurnCapability(AbstractCapability[Any]):
 
 @dataclass
 class _Asks:
-    """Asks for the approvals of a turn."""
+    """Asks for the approvals of a turn, and for the results of tools that are executed elsewhere."""
 
-    turn: Turn
-    approvers: tuple[int | str, ...] | None
-    timeout: float | timedelta | str | None
+    approvals: Approvals
     question: Callable[[ToolCallPart], str]
 
     async def results(self, requests: DeferredToolRequests) -> DeferredToolResults:
@@ -343,7 +330,7 @@ class _Asks:
         results = DeferredToolResults()
         for call in requests.approvals:
             decision = decisions[calls.index(call)]
-            results.approvals[call.tool_call_id] = True if decision else ToolDenied(_denied(decision))
+            results.approvals[call.tool_call_id] = True if decision else ToolDenied(refusal_of(decision))
         for call in requests.calls:
             decision = decisions[calls.index(call)]
             results.calls[call.tool_call_id] = decision.choice if decision else "Nobody has answered in time."
@@ -351,23 +338,11 @@ class _Asks:
 
     async def _ask(self, call: ToolCallPart, *, reply: bool) -> Any:
         about = [call.tool_call_id, call.tool_name, call.args_as_dict()]
-        return await self.turn.ask(
-            self.question(call), approvers=self.approvers, timeout=self.timeout, about=about, reply=reply
-        )
+        return await self.approvals.ask(self.question(call), about, reply=reply)
 
 
 def _question(call: ToolCallPart) -> str:
-    """Return what is asked about a call."""
-    lines = [f"{name}: {_short(value)}" for name, value in call.args_as_dict().items()]
-    return "\n".join([f"{call.tool_name}?", *lines])[:SHOWN]
-
-
-def _short(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _denied(decision: Any) -> str:
-    return "Nobody has approved the call in time." if decision.timed_out else "The call was not approved."
+    return question_about(call.tool_name, call.args_as_dict())
 
 
 # Messages as entries of the history
@@ -381,29 +356,13 @@ def _validated(values: list[Any]) -> list[ModelMessage]:
     return ModelMessagesTypeAdapter.validate_python(values)
 
 
-def _entries(messages: list[ModelMessage]) -> list[Any]:
-    return [{KEY: VERSION, "message": value} for value in _dumped(messages)]
+def _restored_message(value: Any) -> ModelMessage:
+    return _validated([value])[0]
 
 
-def _loaded(entries: list[Any]) -> list[ModelMessage]:
-    """Return the messages of a history, with the texts and answers that other handlers have appended."""
-    messages: list[ModelMessage] = []
-    for entry in entries:
-        if not isinstance(entry, Mapping):
-            continue
-        if (version := entry.get(KEY)) is not None:
-            if version != VERSION:
-                raise UsageError(
-                    f"the history has a message of version {quoted(version)}, which a later release has written; "
-                    "update stepwell on this machine"
-                )
-            messages += _validated([entry["message"]])
-        elif isinstance(text := entry.get("content"), str) and text:
-            if entry.get("role") == "user":
-                messages.append(ModelRequest(parts=[UserPromptPart(text)]))
-            elif entry.get("role") == "assistant":
-                messages.append(ModelResponse(parts=[TextPart(text)]))
-    return messages
+def _said(role: str, text: str) -> ModelMessage:
+    """Return the message of a text that another handler has appended."""
+    return ModelRequest([UserPromptPart(text)]) if role == "user" else ModelResponse([TextPart(text)])
 
 
 def _text(message: ModelResponse) -> str:
@@ -419,6 +378,11 @@ def _is_synthetic(part: object) -> bool:
 
 #: What a tool raises to tell the framework what to do, instead of failing.
 _SIGNALS: Final = (ApprovalRequired, CallDeferred, ModelRetry, ToolFailed, ToolFailedError, ToolRetryError)
+
+
+def _stored(call: ToolCallPart, result: Any) -> Any:
+    """Return what a tool has returned, or the signal that it has raised, as a value that can be stored."""
+    return _stored_signal(result) if isinstance(result, _SIGNALS) else _stored_result(call, result)
 
 
 def _stored_signal(signal: Exception) -> Any:

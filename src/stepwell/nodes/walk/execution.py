@@ -213,6 +213,8 @@ class Cursor:
     attempts: int = 1
     #: How many effects the step has called; shared with copies for threads.
     effects: list[int] | None = None
+    #: The beginning of their numbers, within a part of the step that may be left out when the step runs again.
+    scope: str = ""
     #: The last error that an edge ``"error"`` has caught in this branch.
     caught: CaughtError | None = None
 
@@ -225,7 +227,7 @@ class Cursor:
             if self.effects is None:
                 self.effects = [0]
             self.effects[0] += 1
-            number = str(self.effects[0])
+            number = f"{self.scope}{self.effects[0]}"
         return EffectPlace(self.node, self.visit, self.item, number)
 
     def values(self) -> dict[str, Any]:

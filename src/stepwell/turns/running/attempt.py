@@ -84,6 +84,8 @@ class Attempt(AttemptBase):
         #: When the text so far was stored last, or the attempt began.
         self._stored_at = asyncio.get_running_loop().time()
         self._stored_text = ""
+        #: Set when the record may have changed.
+        self._news = asyncio.Event()
         #: The task of the handler.
         self.task: asyncio.Task[None] = asyncio.create_task(self._run(), name=f"stepwell-turn {turn.id}")
 
@@ -278,6 +280,8 @@ class Attempt(AttemptBase):
         assert turn is not None
         self.record, self.token = record, turn.runner
         self._resumed.set()
+        # The watch of a suspended attempt looks rarely.
+        self._news.set()
         self.take_news(turn)
 
     def take_news(self, turn: Running) -> None:
@@ -354,7 +358,7 @@ class Attempt(AttemptBase):
 
     async def _watch_record(self) -> None:
         """Watch for a stop, for the loss of the claim, and keep the timer of the turn in the future."""
-        runner, news = self.runner, asyncio.Event()
+        runner, news = self.runner, self._news
         unlisten = self.record.storage.listen(runner.turns.topic_of(self.record.address), news.set)
         try:
             while True:
