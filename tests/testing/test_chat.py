@@ -14,6 +14,7 @@ from examples.registration import make_router
 from stepwell import MemoryStorage, State, Storage
 from stepwell.errors import InvalidOption, UsageError
 from stepwell.fsm import FSM, BotMethods, Context, Flow, Router, callback, command, keys, kind, state, text
+from stepwell.nodes import Node, Sleep, linear
 from stepwell.testing import Chat, Clock
 from tests.backends import Backend
 
@@ -471,6 +472,50 @@ async def test_a_message_that_is_deleted_again_by_a_repeated_update_is_refused_a
     assert [(call["method"], error.description) for call, error in chat.refused] == [
         ("deleteMessage", "Bad Request: message to delete not found"),
     ]  # fmt: skip
+
+
+def make_kitchen(storage: Storage) -> Router:
+    """A bot whose handler submits a run, which answers twice with a sleep between."""
+    fsm = FSM("kitchen", storage=storage, flows=[])
+    router = Router(fsm)
+
+    class Tell(Node):
+        async def post(self, shared: dict[str, Any], prep_res: Any, exec_res: Any) -> None:
+            async with fsm.conversation(key=shared["key"]) as ctx:
+                ctx.answer(shared["texts"].pop(0))
+
+    order = linear(Tell(name="begin"), Sleep(60), Tell(name="end"), name="order")
+    router.run_workers(order)
+
+    @router.on(text())
+    async def take(ctx: Context) -> None:
+        shared = {"key": ctx.key, "texts": [f"{ctx.text} is baking.", f"{ctx.text} is ready."]}
+        await order.submit(shared, flow_id=f"order-{ctx.update_id}", storage=storage)
+        ctx.answer("I am on it.")
+
+    return router
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_the_runs_that_a_handler_has_submitted_run_while_the_time_advances(
+    backend: Backend, clock: Clock, workers: int
+) -> None:
+    chat = Chat(make_kitchen, storage=backend.storage(clock=clock), workers=workers)
+    assert await chat.send("Cake") == ["I am on it."]
+    assert await chat.advance(0) == ["Cake is baking."]
+    await chat.restart()
+    assert await chat.advance(59) == []
+    assert await chat.advance(1) == ["Cake is ready."]
+    assert await chat.advance(100) == []
+
+
+async def test_a_run_whose_handler_was_killed_runs_once() -> None:
+    chat = Chat(make_kitchen)
+    chat.kill_next()
+    await chat.send("Cake")
+    assert await chat.advance(0) == ["Cake is baking."]
+    assert await chat.redeliver() == ["I am on it."]
+    assert await chat.advance(60) == ["Cake is ready."]
 
 
 async def test_the_functions_of_on_startup_are_called_once_in_each_process_before_its_first_update() -> None:

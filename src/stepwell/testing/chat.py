@@ -45,6 +45,8 @@ class Chat:
         async with Chat(turns) as chat:
             assert await chat.ask("hi") == ["Hello"]
 
+    The runs of the flows of ``router.run_workers(...)`` run in ``advance`` too.
+
     The functions of ``on_startup`` are called before the first update, and again after each restart.
 
     Telegram's rules for methods, texts and keyboards apply: a call that Telegram would refuse raises
@@ -254,6 +256,8 @@ class Chat:
 
     async def advance(self, seconds: float, *, until: asyncio.Event | None = None) -> list[str]:
         """Advance the storage's clock and fire due timers; return what they answered here.
+
+        Runs of the flows of ``router.run_workers(...)`` that are queued or due run until each has ended or waits.
 
         Of a bot with turns it shuts the windows of messages, and runs all turns that are due. It returns when each of
         them has ended or waits for people, or when the bot is killed. ``until``: an event that a handler sets; it then

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from time import monotonic
 from typing import Any, Final
 
 from stepwell._secrets import quoted
 from stepwell.codec.effects import Effect
 from stepwell.engine import decoder
-from stepwell.errors import InvalidOption, Unsupported, UsageError
+from stepwell.errors import InvalidOption, UsageError
 from stepwell.fsm import BotMethods, Router
 from stepwell.fsm.base import Send
 from stepwell.record import TURNS, Head
 from stepwell.storage import Apply, Operation, Storage
+from stepwell.testing.run_workers import is_due, is_running
 from stepwell.turns import Turns
 from stepwell.turns.policy import ALBUM
 from stepwell.turns.record import TurnTable
@@ -89,19 +90,10 @@ class TurnWorkers:
 
     async def _works(self) -> bool:
         for turns in self._turns:
-            for due in await turns.storage.due(TURNS, flow=turns.name):
-                holder = None
-                with suppress(Unsupported):
-                    holder = (await turns.storage.beside(due.address)).holder
-                # Otherwise a worker has it, or a killed bot had it, whose lease has not ended.
-                if holder is None:
-                    return True
+            if await is_due(turns.storage, TURNS, turns.name):
+                return True
         # After the reads, because a worker may have claimed a record meanwhile.
-        return any(self._runs(turns.storage) for turns in self._turns)
-
-    def _runs(self, storage: Storage) -> bool:
-        dispatcher = storage.dispatcher
-        return dispatcher is not None and any(source.namespace == TURNS for source, _ in dispatcher._running.values())
+        return any(is_running(turns.storage, TURNS) for turns in self._turns)
 
     def longest_window(self, routers: Sequence[Router]) -> float:
         """Return the seconds after which the messages of a turn are complete."""

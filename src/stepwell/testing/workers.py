@@ -18,6 +18,7 @@ from stepwell.fsm.flows.hooks import takes
 from stepwell.options import check_instance, check_whole
 from stepwell.storage import MemoryStorage, Storage, open_storage
 from stepwell.testing.clock import Clock
+from stepwell.testing.run_workers import run_due
 from stepwell.testing.turn_workers import Killed, TurnWorkers
 from stepwell.turns import Turns
 
@@ -140,6 +141,9 @@ class Workers:
         await self._restart_if_dead()
         await self._start()
         await self._fire_timers()
+        if self._kill is None:
+            # Any of the workers may run them.
+            await run_due(self._routers[0])
         assert self._show_turn is not None
         if await self._turns.serve(self._routers, self._show_turn, self._client):
             await self._turns.settle(until)

@@ -65,5 +65,7 @@ async def test_only_the_editor_sends_and_each_draft_is_sent_once() -> None:
     assert await editor.redeliver() == ["Tea is back\n\nOn its way."]
     assert await editor.redeliver() == ["Tea is back\n\nOn its way."]
     assert await editor.profile() == {}
+    assert await editor.advance(0) == ["Done: 1 got it, 0 have blocked me, 0 failed."]
+    assert reader.last == "Tea is back"
     assert await reader.send("/stop") == ["You get no more news."]
     assert await reader.send("Hello") == ["/start to get the news."]
