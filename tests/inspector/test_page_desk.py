@@ -9,10 +9,16 @@ import pytest
 from playwright.async_api import expect
 
 from stepwell.errors import Parked
+from stepwell.fsm import FSM
 from stepwell.inspector.access import AccessFile
 from stepwell.nodes import Wait, linear
+from stepwell.operate.edits import Edit, edit
+from stepwell.operate.record import read
+from stepwell.storage import Storage
+from stepwell.turns import Turns
 from tests.inspector import desk
 from tests.inspector.visit import Visit
+from tests.web.axe import problems
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -148,3 +154,92 @@ async def test_a_viewer_sees_everything_and_no_button_of_an_edit(visits: Any) ->
             names = await visit.page.get_by_role("button", name=edits).all_inner_texts()
             operator = ["Reply to the user", "Retry"] if card == "Failed turns" else ["Reply to the user"]
             assert (person, card, names) == (person, card, operator if person == "otto" else [])
+
+
+#: The pages of the desk, with a card that each has.
+PLACES = (
+    ("turns", "Turns"),
+    ("turn?bot=desk&key=(42,0)", "Questions"),
+    ("turn?bot=desk&key=(43,0)", "Failed turns"),
+    ("messages?bot=desk", "Refused answers"),
+    ("audit", "Audit"),
+)
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+async def test_axe_finds_no_problem_and_the_pages_fit_a_phone_and_a_large_screen(visits: Any, dark: bool) -> None:
+    visit: Visit = await visits(fill=desk.fill, dark=dark, allow_write=True)
+    await visit.open("record?bot=desk&key=(42,42)")
+    await visit.press("Reply to the user")
+    assert await problems(visit.page) == []
+    await visit.page.get_by_label("Message").fill("Hello")
+    await visit.confirm("Send")
+    await expect(visit.dialog).to_have_count(0)
+    for width in (1280, 390, 1920):
+        await visit.page.set_viewport_size({"width": width, "height": 900})
+        for place, card in PLACES:
+            await visit.open(place)
+            await expect(visit.card(card)).to_be_visible()
+            found = await visit.page.evaluate("[document.body.scrollWidth, document.querySelector('main').scrollWidth]")
+            assert (place, max(found) <= width) == (place, True)
+            if width == 1280:
+                rules = ("color-contrast",) if dark else ()
+                assert (place, await problems(visit.page, *rules)) == (place, [])
+            await visit.shot(f"{place.partition('?')[0]}-{width}-{'dark' if dark else 'light'}")
+
+
+#: Every page, with the values of ``hostile``.
+EVERYWHERE = (
+    "overview", "runs", "queues", "flows", "records?bot=desk", "record?bot=desk&key=(66,66)", "run?id=hostile-1",
+    "turns", "turn?bot=desk&key=(66,0)", "turn?bot=desk&key=(43,0)", "messages?bot=desk", "audit",
+)  # fmt: skip
+
+
+async def hostile(storage: Storage) -> None:
+    """Write values that would be markup, turn texts around, are large, or are secret."""
+    await desk.fill(storage)
+    large, markup = "x" * 1_000_000, f"{desk.HOSTILE}</script><script>alert(2)</script>"
+    fsm = FSM("desk", storage=storage, flows=[], run_timers=False)
+    async with fsm.conversation(key=(66, 66)) as ctx:
+        ctx.update_data(
+            {markup: markup, "password": desk.SECRET, "note": f"token={desk.SECRET}", "long": large[:200_000]}
+        )
+        ctx.update_data(list=[markup] * 500, deep={"a": {"b": {"api_key": desk.SECRET, "c": [markup]}}})
+    await Turns("desk", storage=storage).history((66, 0)).append({"role": markup, "content": large}, {"text": large})
+    await Turns("desk", storage=storage).reply((66, 0), f"{markup} {'y' * 9000}")
+    flow = linear(Wait(desk.HOSTILE), name=desk.HOSTILE, storage=storage)
+    with pytest.raises(Parked):
+        await flow.run(
+            {"large": large, markup: markup, "api_key": desk.SECRET}, flow_id="hostile-1", tags={"t": markup}
+        )
+    address = storage.address("desk", (66, 66))
+    for value in (markup, large[:200_000]):
+        version = (await read(storage, address)).version
+        await edit(
+            storage, address, Edit(fields={"note": value}, state=markup, flow=markup), version=version, who=markup
+        )
+
+
+async def test_hostile_values_are_shown_as_text_or_masked_and_never_as_a_whole_if_they_are_large(visits: Any) -> None:
+    visit: Visit = await visits(fill=hostile, allow_write=True)
+    sizes: dict[str, int] = {}
+
+    async def measure(response: Any) -> None:
+        if "/api/" in response.url:
+            sizes[response.url] = len(await response.body())
+
+    visit.page.on("response", measure)
+    visit.page.on("dialog", lambda dialog: visit.problems.append(dialog.message))
+    for place in EVERYWHERE:
+        await visit.open(place)
+        await expect(visit.page.locator("#content .card").first).to_be_visible()
+        for each in await visit.page.locator("#content details:not([open]) > summary").all():
+            await each.click()
+        text, markup = await visit.page.inner_text("body"), await visit.page.content()
+        assert (place, await visit.page.locator("#content img, #content script").count()) == (place, 0)
+        assert (place, desk.SECRET in markup, "\u202e" in text) == (place, False, False)
+        assert (place, len(markup) < 1_000_000) == (place, True)
+    await visit.open("record?bot=desk&key=(66,66)")
+    await expect(visit.card("Data")).to_contain_text("<img src=x onerror=alert(1)>\\u202egnp.exe</script>")
+    await expect(visit.card("Data").locator("[data-field=password]")).to_contain_text("•••")
+    assert max(sizes.values()) < 400_000
