@@ -31,8 +31,9 @@ _RANDOM = re.compile(r"[A-Za-z0-9+/_-]{32,}={0,2}")
 _HEX = re.compile(r"[0-9a-f]{48}|[0-9A-F]{48}")
 #: A URL, credentials before a host, or bytes, which may be a key.
 _LIKELY = re.compile(r"""[A-Za-z0-9]{2}:/|:[^\s@]{1,200}@|\bb'[^']|\bb"[^"]""")
-#: The password in a URL, which may have special characters. A port and a path are none.
-_PASSWORD = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://[^\s:/@'\"]*):(?!\d+/)\S+@")
+#: The password in a URL, which may have special characters. A port and a path are none. Each part has a longest length,
+#: so that the time for a large text is in proportion to its size.
+_PASSWORD = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,30}://[^\s:/@'\"]{0,200}):(?!\d+/)\S{1,1000}@")
 #: The name and the value of ``name=value``, ``name: value`` and ``"name": "value"``.
 _NAME = re.compile(r"""(?<![\w-])([A-Za-z_][\w-]*)["']?\s*[=:]\s*""")
 _VALUE = re.compile(r""""(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|(?:(?:Bearer|Basic)\s+)?[^\s,;&'")}\]]+""")

@@ -202,18 +202,16 @@ async def hostile(storage: Storage) -> None:
     fsm = FSM("desk", storage=storage, flows=[], run_timers=False)
     async with fsm.conversation(key=(66, 66)) as ctx:
         ctx.update_data(
-            {markup: markup, "password": desk.SECRET, "note": f"token={desk.SECRET}", "long": large[:200_000]}
+            {markup: markup, "password": desk.SECRET, "note": f"token={desk.SECRET}", "long": large[:100_000]}
         )
         ctx.update_data(list=[markup] * 500, deep={"a": {"b": {"api_key": desk.SECRET, "c": [markup]}}})
     await Turns("desk", storage=storage).history((66, 0)).append({"role": markup, "content": large}, {"text": large})
     await Turns("desk", storage=storage).reply((66, 0), f"{markup} {'y' * 9000}")
     flow = linear(Wait(desk.HOSTILE), name=desk.HOSTILE, storage=storage)
     with pytest.raises(Parked):
-        await flow.run(
-            {"large": large, markup: markup, "api_key": desk.SECRET}, flow_id="hostile-1", tags={"t": markup}
-        )
+        await flow.run({"large": large, markup: markup, "api_key": desk.SECRET}, flow_id="hostile-1")
     address = storage.address("desk", (66, 66))
-    for value in (markup, large[:200_000]):
+    for value in (markup, large[:50_000]):
         version = (await read(storage, address)).version
         await edit(
             storage, address, Edit(fields={"note": value}, state=markup, flow=markup), version=version, who=markup
@@ -233,8 +231,7 @@ async def test_hostile_values_are_shown_as_text_or_masked_and_never_as_a_whole_i
     for place in EVERYWHERE:
         await visit.open(place)
         await expect(visit.page.locator("#content .card").first).to_be_visible()
-        for each in await visit.page.locator("#content details:not([open]) > summary").all():
-            await each.click()
+        await visit.page.evaluate("for (const each of document.querySelectorAll('#content details')) each.open = true")
         text, markup = await visit.page.inner_text("body"), await visit.page.content()
         assert (place, await visit.page.locator("#content img, #content script").count()) == (place, 0)
         assert (place, desk.SECRET in markup, "\u202e" in text) == (place, False, False)

@@ -45,6 +45,8 @@ __all__ = [
     "stop",
 ]
 
+#: How many characters of an entry of a history are shown.
+LONGEST: Final = 10_000
 #: The states of a conversation.
 STATES: Final[tuple[str, ...]] = get_args(State)
 
@@ -184,7 +186,7 @@ async def last_entries(storage: Storage, view: ConversationView, count: int) -> 
             plain = isinstance(value, dict) and isinstance(value.get("content"), str)
             text = value["content"] if plain else to_json(shown_value(value)).decode()
             role = value.get("role") if plain else None
-            found.append((entry.number, role if isinstance(role, str) else None, masked_text(text)))
+            found.append((entry.number, role if isinstance(role, str) else None, masked_text(text[:LONGEST])))
     return found[::-1]
 
 
