@@ -32,7 +32,7 @@ from stepwell.nodes import Node, NodeFlow, Wait, linear
 from stepwell.operate.counts import all_counts
 from stepwell.operate.records import RecordFilter, listed
 from stepwell.record import RUNS as RUNS_NAMESPACE
-from stepwell.record import Change, OpenedHead, Place
+from stepwell.record import Change, OpenedHead, Place, Queue
 from stepwell.storage import Apply, Get
 
 STORED, RUNS = int(os.environ.get("STORED", "1000000")), int(os.environ.get("RUNS", "100000"))
@@ -81,6 +81,12 @@ PAGES: dict[str, tuple[str, dict[str, str]]] = {
     "conversations of a flow": ("records", {"flow": "shop"}),
     "runs": ("runs", {}),
     "failed runs": ("runs", {"status": "failed"}),
+    "runs sorted by their waiting time": ("runs", {"sort": "-waiting"}),
+    "one run": ("run", {"id": "run-1"}),
+    "queues": ("queues", {}),
+    "one queue": ("queue", {"name": "import"}),
+    "one queue, the 20th page": ("queue", {"name": "import", "after": "1000"}),
+    "flows": ("flow_counts", {}),
     "counts per state and status": ("", {}),
 }
 
@@ -225,7 +231,7 @@ async def fill(storage: Storage) -> None:
     print(f"\nstored in {time.perf_counter() - started:.0f} s")
 
 
-async def write(storage: Storage, records: Iterable[tuple[str, Any, Place, dict[str, Any]]]) -> None:
+async def write(storage: Storage, records: Iterable[tuple[str, Any, OpenedHead, dict[str, Any], Queue | None]]) -> None:
     batch: list[Apply] = []
 
     async def flush() -> None:
@@ -234,20 +240,21 @@ async def write(storage: Storage, records: Iterable[tuple[str, Any, Place, dict[
                 raise result
         batch.clear()
 
-    for bot, key, head, data in records:
+    for bot, key, head, data, queue in records:
         address = storage.address(bot, key)
         seal = storage.seal(address)
-        batch.append(Apply(address, Change(write=storage.ids(), head=seal.head(*head), set=seal.fields(data))))
+        change = Change(write=storage.ids(), head=seal.head(head), set=seal.fields(data), queue=queue)
+        batch.append(Apply(address, change))
         if len(batch) == BATCH:
             await flush()
     if batch:
         await flush()
 
 
-def conversations(numbers: Iterable[int]) -> Iterator[tuple[str, Any, OpenedHead, dict[str, Any]]]:
+def conversations(numbers: Iterable[int]) -> Iterator[tuple[str, Any, OpenedHead, dict[str, Any], Queue | None]]:
     for number in numbers:
         data = {"name": "Alice", "email": "alice@example.com", "count": number}
-        yield "bot", (number, number), OpenedHead(Place(*STATES[number % len(STATES)])), data
+        yield "bot", (number, number), OpenedHead(Place(*STATES[number % len(STATES)])), data, None
 
 
 class Fails(Node):
@@ -255,7 +262,7 @@ class Fails(Node):
         raise ValueError("the payment was refused")
 
 
-async def runs(storage: Storage) -> AsyncIterator[tuple[str, Any, OpenedHead, dict[str, Any]]]:
+async def runs(storage: Storage) -> AsyncIterator[tuple[str, Any, OpenedHead, dict[str, Any], Queue | None]]:
     """Yield copies of a run of each kind."""
     heads: list[OpenedHead] = []
     async with MemoryStorage() as memory:
@@ -271,8 +278,10 @@ async def runs(storage: Storage) -> AsyncIterator[tuple[str, Any, OpenedHead, di
             address = memory.address(RUNS_NAMESPACE, name)
             stored = await memory.perform(Get(address))
             heads.append(memory.seal(address).open_head(stored.head))
+    queues = [None, None, Queue("import")]
     for number in range(RUNS):
-        yield RUNS_NAMESPACE, f"run-{number}", heads[number % len(heads)], {"order": number}
+        kind = number % len(heads)
+        yield RUNS_NAMESPACE, f"run-{number}", heads[kind], {"order": number}, queues[kind]
 
 
 if __name__ == "__main__":

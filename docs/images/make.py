@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import io
+import math
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import count
@@ -31,11 +33,12 @@ sys.path[:0] = [str(ROOT), str(SHOP)]
 import shop  # noqa: E402
 from tests.playground.browser import launched  # noqa: E402
 
+from stepwell.engine import PROCESSES, Apply, Change, OpenedHead, Place  # noqa: E402
 from stepwell.fsm import FSM  # noqa: E402
 from stepwell.inspector.server import InspectorServer  # noqa: E402
 from stepwell.nodes import worker  # noqa: E402
 from stepwell.playground.play import Playground  # noqa: E402
-from stepwell.storage import open_storage, presence  # noqa: E402
+from stepwell.storage import Storage, open_storage, presence  # noqa: E402
 
 WIDE, PHONE = (1200, 720), (390, 800)
 #: The height of the frames of the moving picture, and the milliseconds of each.
@@ -133,6 +136,25 @@ async def talk(fsm: FSM) -> None:
         await asyncio.sleep(0.2)
 
 
+async def past_hour(storage: Storage) -> None:
+    """Write the counts of each minute of the last hour, as a bot and a worker do."""
+    now = time.time() // 60
+    for kind, names, scale in (("bot", ["shop"], 240), ("worker", ["charging"], 30)):
+        address = storage.address(PROCESSES, storage.ids())
+        seal, rows = storage.seal(address), []
+        for ago in range(59, 0, -1):
+            done = round(scale * (1 + math.sin(ago / 9) / 3 + ago % 5 / 30))
+            failed = ago % 7 // 5 * scale / 30
+            rows.append(
+                [now - ago, done, done * (0.02 + ago % 4 / 400), failed, done, done * (1.2 + math.sin(ago / 6))]
+            )
+        columns = ["done", "took", "failed", "taken", "waited"]
+        fields = {"kind": kind, "of": names, "host": "web-1", "pid": 7, "presence": "-", "began": 0.0, "ended": True}
+        data = seal.fields({**fields, "minutes": rows, "columns": columns})
+        change = Change(storage.ids(), head=seal.head(OpenedHead(Place("history", None))), set=data, expiry=3600)
+        await storage.perform(Apply(address, change))
+
+
 async def inspect(browser: Browser, server: InspectorServer) -> list[Image.Image]:
     """Find and move a stuck conversation in the inspector, and return a picture of each step."""
     pictures: list[Image.Image] = []
@@ -207,6 +229,7 @@ async def main() -> None:
         async with open_storage(f"sqlite:///{folder}/shop.db", clock=clock) as storage:
             await shop.fill(storage, clock)
         storage = await stack.enter_async_context(open_storage(f"sqlite:///{folder}/shop.db"))
+        await past_hour(storage)
         fsm = FSM("shop", storage=storage, flows=[shop.Order], run_timers=False)
         await stack.enter_async_context(fsm)
         talking = asyncio.create_task(talk(fsm))

@@ -32,6 +32,8 @@ __all__ = [
 
 #: The rows of a page of a list, how many records or runs are read for it, and for about how many seconds.
 PAGE, LOOKED, SECONDS = 50, 20_000, 0.2
+#: The seconds for which runs are read that are then sorted.
+SORTING = 0.12
 
 #: The most rows of one edit.
 MOST_CHOSEN = 200
@@ -48,9 +50,9 @@ class Enough(Exception):
     """So many records were read that the search ends."""
 
 
-def limited(page: dict[str, Any]) -> Callable[[int], None]:
+def limited(page: dict[str, Any], *, sorting: bool = False) -> Callable[[int], None]:
     """Return a callback for the number of records read; it raises ``Enough`` when a page has read enough."""
-    end, is_late = time.monotonic() + SECONDS, False
+    end, is_late = time.monotonic() + (SORTING if sorting else SECONDS), False
 
     def on_look(looked: int) -> None:
         nonlocal is_late

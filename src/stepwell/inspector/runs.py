@@ -53,8 +53,8 @@ async def runs(subject: Subject, params: Params) -> dict[str, Any]:
     )
     found: list[ListedRun] = []
     read_to: list[str] = []
-    after, on_look = params.get("after"), limited(page)
     sort = _sort(params, (storage.clock or time.time)())
+    after, on_look = params.get("after"), limited(page, sorting=sort is not None)
     try:
         start = None if sort else after
         async for each in listed_runs(storage, wanted, after=start, on_look=on_look, on_page=read_to.append):

@@ -25,13 +25,17 @@ function move(by) {
 function choices(text) {
   const wanted = text.trim().toLowerCase();
   const found = pages.filter((page) => !page.of && page.title.toLowerCase().includes(wanted)).map((page) => ({ label: page.title, note: page.go ? ["g", page.go] : null, href: link(page.name) }));
+  // The buttons of the page and the theme.
+  const buttons = [...document.querySelectorAll("#content .card > .actions button, #content .chosen-bar button, #theme")].map((button) => ({ label: button.getAttribute("aria-label") ?? button.textContent, button }))
+    .filter(({ label }) => label.toLowerCase().includes(wanted));
   const searches = wanted === "" ? [] : pages.flatMap((page) => page.searches?.(text.trim()) ?? []);
-  return [...found, ...searches];
+  return [...found, ...buttons, ...searches];
 }
 
 function choose(choice) {
   byId("palette").close();
-  if (choice) location.hash = choice.href;
+  if (choice?.button) choice.button.click();
+  else if (choice) location.hash = choice.href;
 }
 
 function suggest(list, input) {

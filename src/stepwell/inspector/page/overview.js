@@ -12,7 +12,7 @@ function attention(found) {
   }
   const bad = found.problems.filter((each) => each.is_bad).length;
   const shape = (each) => { const node = status(each.text, each.status); if (each.is_bad) node.classList.add("bad"); return node; };
-  return card(head, bad ? counted(bad, "problem") : "nothing is wrong; these wait", table([{ label: "what", class: "fill" }, { label: "for", class: "right" }, { label: "page", class: "right" }], found.problems.map((each) => ({
+  return card(head, bad ? counted(bad, "problem") : "nothing is wrong; these wait", table([{ label: "what", class: "fill" }, { label: "for", class: "right" }, { label: "page", class: "right desk" }], found.problems.map((each) => ({
     id: each.text, cells: [el("a", { class: "plain", href: link(each.page, each.params) }, shape(each)), each.since ? lasting(each.since) : null,
       el("a", { href: link(each.page, each.params), "aria-label": `Show: ${each.text}` }, "Show")] }))));
 }

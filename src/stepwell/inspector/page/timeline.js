@@ -38,7 +38,7 @@ function label(seconds) {
 }
 
 function axis(first, last) {
-  return el("span", { class: "axis", "aria-hidden": "true" }, ...[0, 0.25, 0.5, 0.75, 1].map((part) => el("span", {}, label((last - first) * part))));
+  return el("span", { class: "axis", "aria-hidden": "true" }, ...(last - first < 0.001 ? [0] : [0, 0.25, 0.5, 0.75, 1]).map((part) => el("span", {}, label((last - first) * part))));
 }
 
 function drawn(bars, first, last) {

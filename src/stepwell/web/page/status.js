@@ -6,10 +6,10 @@ const RING = "M7 1.5a5.5 5.5 0 1 0 0 11 5.5 5.5 0 0 0 0-11z";
 const SHAPES = {
   queued: ["idle", [["path", { d: RING, fill: "none", stroke: "currentColor", "stroke-width": 1.6, "stroke-dasharray": "2.4 1.9" }]]],
   running: ["live", [["path", { d: RING, fill: "none", stroke: "currentColor", "stroke-width": 1.6 }], ["path", { d: "M5.4 4.2 10 7l-4.6 2.8z", fill: "currentColor" }]]],
-  waiting: ["wait", [["path", { d: RING, fill: "none", stroke: "currentColor", "stroke-width": 1.6 }], ["path", { d: "M7 3.9V7l2.3 1.4", fill: "none", stroke: "currentColor", "stroke-width": 1.6, "stroke-linecap": "round" }]]],
-  asking: ["wait", [["path", { d: "M1.5 2.5h11v7H7.6L4.5 12V9.5h-3z", fill: "currentColor" }]]],
+  waiting: ["held", [["path", { d: RING, fill: "none", stroke: "currentColor", "stroke-width": 1.6 }], ["path", { d: "M7 3.9V7l2.3 1.4", fill: "none", stroke: "currentColor", "stroke-width": 1.6, "stroke-linecap": "round" }]]],
+  asking: ["held", [["path", { d: "M1.5 2.5h11v7H7.6L4.5 12V9.5h-3z", fill: "currentColor" }]]],
   sleeping: ["idle", [["path", { d: "M10.9 8.9A5 5 0 0 1 5.1 2.1a5.2 5.2 0 1 0 5.8 6.8z", fill: "currentColor" }]]],
-  paused: ["wait", [["rect", { x: 3, y: 2.5, width: 3, height: 9, rx: 1, fill: "currentColor" }], ["rect", { x: 8, y: 2.5, width: 3, height: 9, rx: 1, fill: "currentColor" }]]],
+  paused: ["held", [["rect", { x: 3, y: 2.5, width: 3, height: 9, rx: 1, fill: "currentColor" }], ["rect", { x: 8, y: 2.5, width: 3, height: 9, rx: 1, fill: "currentColor" }]]],
   failed: ["bad", [["path", { d: "M7 .8 13.2 7 7 13.2.8 7z", fill: "currentColor" }], ["path", { d: "M5 5l4 4M9 5l-4 4", fill: "none", stroke: "var(--card)", "stroke-width": 1.5 }]]],
   stuck: ["bad", [["path", { d: "M7 1.2 13.3 12.5H.7z", fill: "currentColor" }], ["path", { d: "M7 5v3.5M7 10v1", fill: "none", stroke: "var(--card)", "stroke-width": 1.5 }]]],
   cancelled: ["idle", [["path", { d: RING, fill: "none", stroke: "currentColor", "stroke-width": 1.6 }], ["path", { d: "M3.2 10.8 10.8 3.2", stroke: "currentColor", "stroke-width": 1.6 }]]],
