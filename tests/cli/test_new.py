@@ -99,7 +99,7 @@ for folder in sys.argv[1:]:
     os.chdir(os.path.join(start, folder))
     if pytest.main(options):
         sys.exit(f"the tests of {folder} have failed")
-    for name in ("bot", "model", "scripted", "test_bot", "tools"):
+    for name in ("bot", "conftest", "model", "scripted", "test_bot", "tools"):
         del sys.modules[name]
     sys.path[:] = path
 """
@@ -128,6 +128,11 @@ def test_a_new_agent_asks_the_model_of_its_provider_if_there_is_a_key(
     monkeypatch.syspath_prepend(tmp_path / "shop")
     find_model = runpy.run_path("shop/model.py")["find_model"]
     monkeypatch.delitem(sys.modules, "scripted")
+    monkeypatch.setenv(PROVIDERS[provider], "")
+    Path("shop/.env").write_text(f'# A note\n{PROVIDERS[provider]}="other"\nMODEL=\n')
+    assert find_model().name == "scripted", "the environment takes precedence"
+    monkeypatch.delenv(PROVIDERS[provider])
+    assert find_model().key == "other"
     monkeypatch.setenv(PROVIDERS[provider], "secret")
     name, url, key = find_model()
     assert (key, "scripted" in name, re.match("https://|http://localhost", url) is not None) == ("secret", False, True)
@@ -145,7 +150,7 @@ def test_the_image_of_a_new_agent_has_its_modules_and_is_not_run_by_root(
     assert main(["new", "agent", "shop", "--framework", framework]) == 0
     project = tomllib.loads(Path("shop/pyproject.toml").read_text())
     modules = {f"{module}.py" for module in project["tool"]["setuptools"]["py-modules"]}
-    assert modules == {path.name for path in Path("shop").glob("*.py")} - {"test_bot.py"}
+    assert modules == {path.name for path in Path("shop").glob("*.py")} - {"conftest.py", "test_bot.py"}
     steps = Path("shop/Dockerfile").read_text().splitlines()
     assert f"COPY pyproject.toml {' '.join(sorted(modules))} ./" in steps
     assert steps.index("USER bot") < steps.index('CMD ["stepwell", "run", "bot.py"]')
