@@ -37,6 +37,7 @@ MODULES: dict[str, list[str]] = {
     "cron": ["stepwell.nodes"],
     "bot": ["stepwell.telegram"],
     "inspector": ["stepwell.inspector"],
+    "web": ["stepwell.web.chat_app"],
     "botapi": ["stepwell.botapi", "stepwell.botapi.server"],
     "markdown": ["stepwell.texts.markdown"],
     "fluent": ["stepwell.fsm"],

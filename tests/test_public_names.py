@@ -32,6 +32,7 @@ import stepwell.testing.simulated_store
 import stepwell.testing.simulation
 import stepwell.turns
 import stepwell.turns.engine
+import stepwell.web
 
 SOURCE = Path(stepwell.__file__).parent
 
@@ -89,6 +90,7 @@ NAMES = {
         "save_world",
     ],
     "stepwell.inspector": ["Inspector", "TrustedProxy", "inspector"],
+    "stepwell.web": ["Person", "WebChat", "chat"],
     "stepwell.pocketflow": [
         "AsyncBatchFlow", "AsyncBatchNode", "AsyncFlow", "AsyncNode", "AsyncParallelBatchFlow",
         "AsyncParallelBatchNode",
@@ -129,7 +131,9 @@ FOR_TOOLS = {
         "remembered",
         "report_refusal", "set_timer", "token_of", "with_entry", "with_kept", "with_timers", "without_formatting",
     ],
-    "stepwell.turns.engine": ["State", "WORKING_PARTS", "status_of"],
+    "stepwell.turns.engine": [
+        "ShownConversation", "State", "WORKING_PARTS", "WebUpdate", "read_shown", "status_of", "web_update",
+    ],
     "stepwell.nodes.engine": [
         "DurableStep", "FINAL", "OpenWait", "QueuedRun", "RunTasks", "Status", "answer", "carry_trace", "durable_step",
         "flow_of_index", "flow_of_wait", "graph_of", "history", "holder_of", "is_queued", "message_of",

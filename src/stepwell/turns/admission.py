@@ -13,7 +13,16 @@ from stepwell.fsm import Update, keys
 from stepwell.turns.base import TurnsBase
 from stepwell.turns.message import Message
 from stepwell.turns.policy import Outcome, admitted, edited, wanted_reply, with_answer
-from stepwell.turns.record import HANDLED, Answer, TurnTable, WaitingMessage, change_of, message_part, table_of
+from stepwell.turns.record import (
+    HANDLED,
+    Answer,
+    TurnTable,
+    WaitingMessage,
+    change_of,
+    is_web,
+    message_part,
+    table_of,
+)
 
 __all__ = ["Admission", "Admissions", "calls_of"]
 
@@ -116,11 +125,15 @@ class Admissions:
             raise TooLarge("the message", len(text.encode()), storage.limits.item)
         update_id = turns.update_id_of(message.update)
         is_edit = (message.update.kind or "").startswith("edited_")
+        user, chat = message.user, message.chat
+        from_page = chat is not None and is_web(chat.id)
+        # A person sends one whole message on a page.
+        rules = replaced(turns.rules, collect=0.0) if from_page else turns.rules
+        more = message.album is not None or message.forwarded or len(message.text) >= LONG_TEXT
         arrived = WaitingMessage(
             seq=0, id=update_id, message_id=message.message_id, burst=0, size=len(text), at=now, album=message.album,
-            more=message.album is not None or message.forwarded or len(message.text) >= LONG_TEXT,
+            more=more and not from_page,
         )  # fmt: skip
-        user = message.user
         user_id = None if user is None else user.id
         result: tuple[Outcome, TurnTable] = ("passed", TurnTable())
 
@@ -132,7 +145,7 @@ class Admissions:
                 return None
             asked = None if is_edit else wanted_reply(table, user_id, now)
             if asked is not None and message.text:
-                answer = Answer(message.text, user_id, (user and user.first_name) or "", now)
+                answer = Answer(message.text, user_id, (user and user.first_name) or "", now, update_id)
                 after = with_answer(table, asked, answer, now, update=update_id)
                 result = "answer", after
                 return change_of(storage, address, turns.name, after, now=now, parts={})
@@ -144,11 +157,14 @@ class Admissions:
                 seq = next(each.seq for each in newer.waiting if each.message_id == arrived.message_id)
                 after = newer
             else:
-                after, outcome = admitted(table, arrived, now, turns.rules)
+                after, outcome = admitted(table, arrived, now, rules)
                 result = outcome, after
                 if outcome != "taken":
                     return None
                 seq = table.next
+                if from_page and not after.transcribed:
+                    after = replaced(after, transcribed=True)
+                    result = outcome, after
             part = message_part(seq)
             return change_of(
                 storage, address, turns.name, after, now=now, parts={part: seal.seal("p", part, message.stored)},
@@ -161,6 +177,8 @@ class Admissions:
         if applied is not None:
             turns.clock.note(applied.now)
             self._wake(address, table, now, answered=outcome == "answer")
+            if table.transcribed:
+                turns.show(address)
         return Admission(outcome, len(table.waiting), busy=busy)
 
     def _wake(self, address: Address, table: TurnTable, now: float, *, answered: bool) -> None:

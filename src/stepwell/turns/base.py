@@ -15,10 +15,10 @@ from stepwell.texts import Formatting, MakeCall
 from stepwell.turns.clock import StorageClock
 from stepwell.turns.message import Message
 from stepwell.turns.policy import Rules
-from stepwell.turns.record import Running, StopReason, TurnTable
+from stepwell.turns.record import Answer, OpenQuestion, Running, StopReason, TurnTable
 from stepwell.turns.running.held import HeldRecord
 
-__all__ = ["AttemptBase", "RunnerBase", "Send", "TurnsBase"]
+__all__ = ["AttemptBase", "RunnerBase", "Send", "TranscriptBase", "TurnsBase"]
 
 T = TypeVar("T")
 #: Sends a call of the Bot API. It may be a coroutine function.
@@ -77,6 +77,10 @@ class TurnsBase(ABC):
         """Let workers look at once, or this process after some seconds, at the time when a window is shut."""
 
     @abstractmethod
+    def show(self, address: Address) -> None:
+        """Let pages look at a conversation again."""
+
+    @abstractmethod
     def started(self, address: Address, turn: Running, now: float) -> None:
         """Report the start of an attempt."""
 
@@ -99,6 +103,26 @@ class TurnsBase(ABC):
     @abstractmethod
     def tags_with(self, tags: tuple[str, ...], *, failed: bool) -> tuple[str, ...]:
         """Return the tags of a record, by which failed turns are found."""
+
+
+class TranscriptBase(ABC):
+    """What a turn shows, in order, for pages."""
+
+    @abstractmethod
+    def tool(self, part: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Add a call of a tool, which is known by the part with its intent."""
+
+    @abstractmethod
+    def tool_ended(self, part: str, outcome: str, value: Any) -> None:
+        """Add how a call of a tool has ended: ``returned``, ``raised`` or ``unknown``."""
+
+    @abstractmethod
+    def ask(self, question: OpenQuestion, text: str) -> None:
+        """Add a question."""
+
+    @abstractmethod
+    def answered(self, question: OpenQuestion, answer: Answer) -> None:
+        """Add the message that has answered a question, if one has."""
 
 
 class RunnerBase(ABC):
@@ -132,6 +156,8 @@ class AttemptBase(ABC):
     #: The defaults of all texts; ``None`` if there are none.
     formatting: Formatting | None
     record: HeldRecord
+    #: What the turn shows, if pages show this conversation.
+    transcript: TranscriptBase | None
     #: Another worker has the turn, or the record is gone.
     lost: bool
 

@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from stepwell.fsm import Update, keys
 from stepwell.fsm.engine import Peer, as_plain
+from stepwell.turns.record import is_web
 
-__all__ = ["Message", "is_message"]
+__all__ = ["Message", "WebUpdate", "is_message", "web_update"]
 
 #: The kinds of updates that are messages.
 _KINDS: Final = ("message", "business_message")
+
+
+class WebUpdate(Update):
+    """A message or a press of a button on a page, in the form of an update of the Bot API; ``web_update`` makes it."""
+
+    __slots__ = ()
+
+
+def web_update(raw: Mapping[str, Any]) -> WebUpdate:
+    """Return an update of a page. Its ids, and those of its user and chat, may be texts."""
+    made, message = WebUpdate(dict(raw)), raw.get("message")
+    event = raw["callback_query"] if message is None else message
+    chat = (event["message"] if message is None else message)["chat"]
+    made.update_id = cast(int, raw["update_id"])
+    made.user, made.chat = Peer(event["from"]["id"], event["from"]), Peer(chat["id"], chat)
+    # There are no other handlers on a page, so a text that begins with a slash is for the turns too.
+    made.command = None
+    return made
 
 
 class Message:
@@ -37,6 +56,9 @@ class Message:
     @classmethod
     def of(cls, raw: Any, at: float) -> Message:
         """Return a message for an update."""
+        event = raw.get("message") if isinstance(raw, Mapping) else None
+        if isinstance(event, dict) and isinstance(event.get("chat"), dict) and is_web(event["chat"].get("id")):
+            return cls(web_update(raw), at)
         return cls(Update.of(raw), at)
 
     @property

@@ -7,7 +7,7 @@ holds the claim, and messages are admitted beside it without one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from stepwell import Storage
 from stepwell.engine import (
@@ -42,13 +42,16 @@ __all__ = [
     "change_of",
     "draft_id_of",
     "failed_part",
+    "is_web",
     "kept_prefix",
+    "live_prefix",
     "message_part",
     "question_part",
     "send_part",
     "table_of",
     "text_part",
     "tool_prefix",
+    "transcript_part",
 ]
 
 State: TypeAlias = Literal["collecting", "running", "asking", "idle"]
@@ -108,6 +111,8 @@ class Answer(Struct, frozen=True, array_like=True, gc=False):
     #: Whose it is, for people.
     name: str
     at: float
+    #: The id of the update that brought it, if it is a message.
+    update: int | str | None = None
 
 
 class OpenQuestion(Struct, frozen=True, array_like=True):
@@ -171,6 +176,9 @@ class TurnTable(Struct, frozen=True, omit_defaults=True):
     added: tuple[int, ...] = ()
     #: The turns that have failed, oldest first.
     failed: tuple[str, ...] = ()
+    #: Its turns are kept as pages show them, because one of its messages came from a page. How many were kept.
+    transcribed: bool = False
+    transcripts: int = 0
     #: The last write under a claim, which finds itself here if its answer was lost.
     write: str = ""
 
@@ -266,6 +274,21 @@ def tool_prefix(turn: str) -> str:
 def kept_prefix(turn: str) -> str:
     """Return the beginning of the names of the parts with the values that a turn has kept."""
     return f"k:{turn}:"
+
+
+def live_prefix(turn: str) -> str:
+    """Return the beginning of the names of the parts with what a running turn has shown so far."""
+    return f"d:{turn}:"
+
+
+def transcript_part(number: int) -> str:
+    """Return the name of the part with what an ended turn has shown. It is in front of the working parts."""
+    return f"T:{number:012}"
+
+
+def is_web(chat: Any) -> bool:
+    """Return whether the id of a chat is that of a page, to which nothing is sent: it reads the transcript."""
+    return isinstance(chat, str) and chat.startswith("web:")
 
 
 def failed_part(turn: str) -> str:

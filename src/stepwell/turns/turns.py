@@ -35,7 +35,7 @@ from stepwell.turns.events import MessageTaken, TurnEnded, TurnEvent, TurnStarte
 from stepwell.turns.failed import FailedTurns
 from stepwell.turns.frameworks import adapter_of
 from stepwell.turns.history import History
-from stepwell.turns.message import Message, is_message
+from stepwell.turns.message import Message, WebUpdate, is_message
 from stepwell.turns.policy import POLICIES, OnBusy, Rules
 from stepwell.turns.record import WORKING_PARTS, Running, message_part
 from stepwell.turns.running.held import HeldRecord
@@ -386,7 +386,7 @@ class Turns(TurnsBase):
         return keys.answer_to_key(self._key, conversation)
 
     def update_id_of(self, update: Update) -> int | str | None:
-        if self._update_id is None:
+        if self._update_id is None or isinstance(update, WebUpdate):
             return update.update_id
         found = self._update_id(update)
         check_instance(found, int | str, "update_id=... returns a number or a text, got {}", optional=True)
@@ -401,6 +401,13 @@ class Turns(TurnsBase):
             earlier.cancel()
         if self.runner is not None:
             self._wakes[address] = asyncio.get_running_loop().call_later(after, self._woken, address)
+
+    def page_topic_of(self, address: Address) -> str:
+        """Return the topic of the notices for pages that show a conversation."""
+        return self.topic_of(address).replace("turn:", "page:")
+
+    def show(self, address: Address) -> None:
+        self.storage.notify_soon(self.page_topic_of(address))
 
     def started(self, address: Address, turn: Running, now: float) -> None:
         waited = max(now - turn.messages[0].at, 0.0)

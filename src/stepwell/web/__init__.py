@@ -1,1 +1,21 @@
-"""Shared by the pages of the playground and the inspector: access, serving, common files."""
+"""Chats on the web with the agents of turns. Its other modules are shared by the pages of the tools."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from stepwell.web.chat_app import WebChat, chat
+    from stepwell.web.chat_conversation import Person
+
+__all__ = ["Person", "WebChat", "chat"]
+
+#: Imported at their first use, because they need starlette.
+_LAZY: Final = {"Person": "chat_conversation", "WebChat": "chat_app", "chat": "chat_app"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)

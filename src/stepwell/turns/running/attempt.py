@@ -23,16 +23,18 @@ from stepwell.turns.record import (
     StopReason,
     TurnTable,
     change_of,
+    is_web,
     kept_prefix,
     message_part,
     table_of,
     text_part,
 )
 from stepwell.turns.running.display import Display
-from stepwell.turns.running.held import HeldRecord
+from stepwell.turns.running.held import HeldRecord, sent
 from stepwell.turns.running.question import Decision, Questions
 from stepwell.turns.running.stream import Stream
 from stepwell.turns.running.tools import Tools, current, without_exit
+from stepwell.turns.running.transcript import Step, Transcript
 from stepwell.turns.running.turn import Turn
 
 __all__ = ["Attempt"]
@@ -74,8 +76,11 @@ class Attempt(AttemptBase):
         self.lost: bool = False
         #: Why it was stopped.
         self.stop_reason: StopReason | None = None
-        #: What the chat shows.
-        self.display: Display = Display(self, runner.try_call, self.formatting, turn.cuts)
+        #: What the chat shows. A page reads the transcript.
+        call = None if is_web(self.turn_chat) else runner.try_call
+        self.display: Display = Display(self, call, self.formatting, turn.cuts)
+        #: What the turn shows, if pages show this conversation.
+        self.transcript: Transcript | None = Transcript(self, self.turn.messages) if record.table.transcribed else None
         self._busy = 0
         self._suspended = asyncio.Event()
         #: Set when a suspended attempt goes on.
@@ -122,7 +127,13 @@ class Attempt(AttemptBase):
 
     def output(self, call: dict[str, Any]) -> None:
         self._check_open()
+        self.add_output(call)
+
+    def add_output(self, call: dict[str, Any]) -> None:
+        """Add a call to the answer, also after the end of the handler."""
         self.outputs.append(call)
+        if self.transcript is not None:
+            self.transcript.call(call)
 
     @property
     def turn_chat(self) -> Any:
@@ -131,7 +142,7 @@ class Attempt(AttemptBase):
 
     async def new_stream(self, params: dict[str, Any]) -> Stream:
         self._check_open()
-        stream = Stream({**self.turn.where, **params}, self.display.written)
+        stream = Stream({**self.turn.where, **params}, self._written)
         await self.flush()
         await self.display.close()
         self.outputs.append(stream)
@@ -153,10 +164,11 @@ class Attempt(AttemptBase):
 
     async def _store_calls(self, calls: list[dict[str, Any]]) -> None:
         """Store the calls of a text that is completed before the end of the turn."""
+        is_cut, calls = bool(calls), sent(calls)
 
         def added(table: TurnTable) -> TurnTable | None:
             turn = self.own(table)
-            return replaced(table, turn=cut(turn), next_call=table.next_call + len(calls)) if calls else None
+            return replaced(table, turn=cut(turn), next_call=table.next_call + len(calls)) if is_cut else None
 
         await self.write(added, lambda before, after: self.record.calls_after(before, calls))
 
@@ -179,6 +191,8 @@ class Attempt(AttemptBase):
             await self.record.read_parts([message_part(each.seq) for each in found])
         messages = [self._message(each.seq) for each in found]
         self.turn.messages += messages
+        if self.transcript is not None:
+            self.transcript.messages(messages)
         return messages
 
     @contextmanager
@@ -209,13 +223,34 @@ class Attempt(AttemptBase):
             held = record.slot.holding
             try:
                 if held:
-                    return await record.write(change, parts, **options)
+                    return await self._write(record, change, parts, **options)
                 await self._claim_again()
             except Conflict:
                 # One that was only suspended meanwhile claims its record again.
                 if record.slot.holding or not held:
                     self.abandon()
                     raise
+
+    async def _write(
+        self, record: HeldRecord, change: Callable[[TurnTable], TurnTable | None], parts: Any, **options: Any
+    ) -> bool:
+        """Write, and with it what the turn has shown since the last write."""
+        transcript = self.transcript
+        shown = {} if transcript is None else transcript.take(record)
+        if transcript is None or not shown:
+            return await record.write(change, parts, **options)
+
+        def all_parts(before: TurnTable, after: TurnTable) -> Mapping[str, str | None]:
+            return {**shown, **((parts(before, after) if callable(parts) else parts) or {})}
+
+        written = False
+        try:
+            written = await record.write(change, all_parts, **options)
+        finally:
+            if not written:
+                transcript.give_back(shown)
+        self.runner.turns.show(record.address)
+        return written
 
     async def _claim_again(self) -> None:
         """Let the dispatcher claim the record of a suspended attempt, one of whose tasks goes on."""
@@ -301,6 +336,8 @@ class Attempt(AttemptBase):
         """Cancel the handler: another worker has the turn. Nothing that it does is stored or sent."""
         self.lost = True
         self.task.cancel()
+        if self.transcript is not None:
+            self.transcript.stop()
 
     async def cancel(self) -> None:
         """Cancel the handler and wait for its end, because this worker stops."""
@@ -308,7 +345,18 @@ class Attempt(AttemptBase):
         if not self.task.done():
             self.task.cancel()
             await asyncio.wait({self.task})
+        await self.end_transcript()
         await self.end_display()
+
+    @property
+    def steps(self) -> list[Step]:
+        """What the turn has shown."""
+        return [] if self.transcript is None else self.transcript.steps
+
+    async def end_transcript(self) -> None:
+        """Write the transcript no more but with the end of the turn."""
+        if self.transcript is not None:
+            await self.transcript.close()
 
     def unfinished_message(self) -> list[dict[str, Any]]:
         """Return the call that deletes the message of a text that is not completed, if there is one."""
@@ -355,6 +403,11 @@ class Attempt(AttemptBase):
             if stream is None or self.display.stream is not stream:
                 stream = await self.new_stream({})
             stream.write(piece)
+
+    def _written(self, stream: Stream, text: str) -> None:
+        if self.transcript is not None:
+            self.transcript.text(stream, text)
+        self.display.written(stream, text)
 
     async def _watch_record(self) -> None:
         """Watch for a stop, for the loss of the claim, and keep the timer of the turn in the future."""

@@ -24,9 +24,9 @@ from stepwell.engine import (
     tail_of,
 )
 from stepwell.errors import RecordReplaced, StorageClosed, StorageError, StorageUnavailable
-from stepwell.turns.record import ROOM_TO_END, WORKING_PARTS, TurnTable, change_of, send_part, table_of
+from stepwell.turns.record import ROOM_TO_END, WORKING_PARTS, TurnTable, change_of, is_web, send_part, table_of
 
-__all__ = ["HeldRecord"]
+__all__ = ["HeldRecord", "sent"]
 
 T = TypeVar("T")
 
@@ -36,6 +36,11 @@ logger: logging.Logger = logging.getLogger(__name__)
 Parts: TypeAlias = Callable[[TurnTable, TurnTable], Mapping[str, str | None]] | Mapping[str, str | None]
 #: Seconds before a write is tried again while the storage is away: the first pause, and the longest.
 PAUSES = (0.1, 5.0)
+
+
+def sent(calls: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the calls that are sent. Those to a page are not: it reads the transcript."""
+    return [call for call in calls if not is_web(call.get("chat_id"))]
 
 
 class HeldRecord:

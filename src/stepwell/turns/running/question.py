@@ -14,6 +14,7 @@ from stepwell.texts import fit
 from stepwell.turns.base import AttemptBase
 from stepwell.turns.policy import cut
 from stepwell.turns.record import Answer, OpenQuestion, Running, TurnTable, question_part
+from stepwell.turns.running.held import sent
 
 __all__ = ["MARK", "PRESS", "Decision", "Questions", "earliest_deadline", "press_data"]
 
@@ -136,10 +137,17 @@ class Questions:
                 await attempt.deliver()
         else:
             attempt.skip_sent()
+            if attempt.transcript is not None:
+                attempt.transcript.ask(known, text)
+                with attempt.busy():
+                    # Later there may be no claim to write under.
+                    await attempt.store({})
         while True:
             found = self._find(number)
             assert found is not None
             if found.answer is not None:
+                if attempt.transcript is not None:
+                    attempt.transcript.answered(found, found.answer)
                 return Decision(found.answer, found)
             self._waiting[number] = asyncio.get_running_loop().create_future()
             attempt.may_be_suspended()
@@ -194,7 +202,9 @@ class Questions:
             ]
             rows = [buttons] if len(buttons) <= IN_ONE_ROW else [[button] for button in buttons]
             card["reply_markup"] = {"inline_keyboard": rows}
-        calls = [*before, *fit([card], attempt.formatting)]
+        calls = sent([*before, *fit([card], attempt.formatting)])
+        if attempt.transcript is not None:
+            attempt.transcript.ask(question, text)
 
         def added(table: TurnTable) -> TurnTable:
             turn = attempt.own(table)

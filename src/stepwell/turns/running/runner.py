@@ -33,6 +33,7 @@ from stepwell.turns.record import (
     change_of,
     failed_part,
     kept_prefix,
+    live_prefix,
     message_part,
     question_part,
     send_part,
@@ -41,10 +42,11 @@ from stepwell.turns.record import (
     tool_prefix,
 )
 from stepwell.turns.running.attempt import Attempt
-from stepwell.turns.running.held import HeldRecord
+from stepwell.turns.running.held import HeldRecord, sent
 from stepwell.turns.running.question import earliest_deadline, with_timeouts
 from stepwell.turns.running.stream import Stream
 from stepwell.turns.running.tools import without_exit
+from stepwell.turns.running.transcript import Step, call_steps, ended_parts, live_steps
 
 __all__ = ["Runner"]
 
@@ -374,6 +376,7 @@ class Runner(RunnerBase):
     async def _end(self, attempt: Attempt) -> None:
         """Store the answer and take what waits, in one write; then send."""
         record, task = attempt.record, attempt.task
+        await attempt.end_transcript()
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         turn = record.table.turn
         if attempt.lost or turn is None:
@@ -382,19 +385,21 @@ class Runner(RunnerBase):
         stopped = attempt.stop_reason is not None
         if error is not None and not stopped:
             await attempt.end_display()
-            await self._end_failed(record, turn, error)
+            await self._end_failed(record, turn, error, attempt.steps)
             return
         if stopped and error is not None and not isinstance(error, asyncio.CancelledError):
             logger.error("the handler of turn %s raised while it was stopped", turn.id, exc_info=error)
         try:
             calls, entries = await self._outcome(attempt, attempt.stop_reason)
-            await self._write_end(record, turn, calls, entries, "stopped" if stopped else "answered")
+            how = "stopped" if stopped else "answered"
+            shown = None if attempt.stop_reason == "rollback" else attempt.steps
+            await self._write_end(record, turn, calls, entries, how, shown=shown)
         except (Conflict, StorageError):
             raise
         except Exception as refused:  # noqa: BLE001 it is logged, and the turn fails
             # Its answer or its entries cannot be stored.
             await attempt.end_display()
-            await self._end_failed(record, turn, refused)
+            await self._end_failed(record, turn, refused, attempt.steps)
         else:
             await self.deliver(record)
 
@@ -430,7 +435,7 @@ class Runner(RunnerBase):
             mark = self.turns.stop_mark
             streams[-1].write(mark.lstrip() if streams[-1].text[-1].isspace() else mark)
         elif said and not unsent and attempt.turn.messages[-1].where:
-            attempt.outputs.append({"method": "sendMessage", **attempt.turn.where, "text": self.turns.stop_note})
+            attempt.add_output({"method": "sendMessage", **attempt.turn.where, "text": self.turns.stop_note})
 
     async def _end_unrun(self, record: HeldRecord, turn: Running) -> None:
         """End a turn whose handler does not run: it was stopped, or its process has died too often."""
@@ -441,10 +446,13 @@ class Runner(RunnerBase):
         where = self.turns.where_of(record, turn)
         if turn.stop == "stop" and where:
             calls.append({"method": "sendMessage", **where, "text": self.turns.stop_note})
-        await self._write_end(record, turn, calls, [], "stopped")
+        shown = None if turn.stop == "rollback" else [*live_steps(record, turn), *call_steps(calls)]
+        await self._write_end(record, turn, calls, [], "stopped", shown=shown)
         await self.deliver(record)
 
-    async def _end_failed(self, record: HeldRecord, turn: Running, error: BaseException | None) -> None:
+    async def _end_failed(
+        self, record: HeldRecord, turn: Running, error: BaseException | None, shown: list[Step] | None = None
+    ) -> None:
         """Keep a turn that has failed, with its messages, and say so in the chat."""
         if error is None:
             why = f"its process has ended {turn.attempt} times"
@@ -461,8 +469,9 @@ class Runner(RunnerBase):
             "ended": record.slot.time(), "parts": _own_parts(record, turn),
         }  # fmt: skip
         failed = {part: record.seal.seal("p", part, kept)}
+        shown = [*(live_steps(record, turn) if shown is None else shown), *call_steps(note)]
         try:
-            await self._write_end(record, turn, note, [], "failed", failed=failed, error=why)
+            await self._write_end(record, turn, note, [], "failed", failed=failed, error=why, shown=shown)
         except (Conflict, StorageError):
             raise
         except Exception:
@@ -480,11 +489,18 @@ class Runner(RunnerBase):
         *,
         failed: Mapping[str, str | None] | None = None,
         error: str | None = None,
+        shown: list[Step] | None = None,
     ) -> None:
-        """End a turn, store its calls and entries, and take the next one or become idle, in one guarded write."""
+        """End a turn, store its calls and entries, and take the next one or become idle, in one guarded write.
+
+        ``shown``: what pages keep showing of it; ``None`` if nothing.
+        """
         slot, seal, turns = record.slot, record.seal, self.turns
+        if shown == []:
+            # The first message of a page came while the turn ran.
+            shown = [*live_steps(record, turn), *call_steps(calls)]
         # Each piece of a long text is stored and sent on its own.
-        calls = fit(calls, turns.formatting)
+        calls = fit(sent(calls), turns.formatting)
         kept_failures: tuple[str, ...] = ()
         dropped_failures: tuple[str, ...] = ()
 
@@ -498,6 +514,7 @@ class Runner(RunnerBase):
             return replaced(
                 ended, next_call=table.next_call + len(calls), failed=ids,
                 send_at=slot.time() if calls else ended.send_at,
+                transcripts=table.transcripts + (table.transcribed and shown is not None),
             )  # fmt: skip
 
         def parts(before: TurnTable, table: TurnTable) -> dict[str, str | None]:
@@ -507,6 +524,7 @@ class Runner(RunnerBase):
             names += [] if failed else _own_parts(record, turn)
             names += [question_part(turn.id, each.number) for each in before.turn.questions]
             names += [name for name in [text_part(turn.id)] if name in record.parts]
+            names += [name for name in record.parts if name.startswith(live_prefix(turn.id))]
             for each in dropped_failures:
                 names += [failed_part(each), *_parts_of_failed(record, each)]
             changed: dict[str, str | None] = dict.fromkeys(names)
@@ -514,6 +532,8 @@ class Runner(RunnerBase):
             if before.turn.ids:
                 known = seal.value("p", HANDLED, record.parts[HANDLED]) if HANDLED in record.parts else []
                 changed[HANDLED] = seal.seal("p", HANDLED, [*known, *before.turn.ids][-MOST_HANDLED:])
+            if before.transcribed and shown is not None:
+                changed |= ended_parts(record, before, before.turn, shown, how)
             return {**changed, **(failed or {})}
 
         bodies = [seal.json(entry, record.storage.limits.item).encode() for entry in entries]
@@ -524,6 +544,8 @@ class Runner(RunnerBase):
             keep=lambda table: bool(calls) or _has_work(table),
             tags=lambda tags: turns.tags_with(tags, failed=bool(kept_failures)),
         )
+        if record.table.transcribed:
+            turns.show(record.address)
         turns.ended(record.address, turn, slot.now, how, error)
 
     async def _leave(self, record: HeldRecord, attempt: Attempt | None) -> None:

@@ -121,35 +121,42 @@ class Tools:
         self._count += 1
         part = f"{self._prefix}{self._count:06}" if call_id is None else f"{self._prefix}#{call_id}"
         intent = Effect.of(self._seal, name, (args, kwargs), replay)
-        known = self._earlier(part, intent)
-        if known is not None:
+        earlier = self._earlier(part, intent)
+        known = None if earlier is None else self._left.pop(earlier)
+        if earlier is not None:
+            part = earlier
+        elif part in self.effects:
+            # That of another call stays: a later attempt may make it again.
+            part = f"{part}~{self._attempt.number}"
+        transcript = self._attempt.transcript
+        if transcript is not None:
+            transcript.tool(part, name, args, kwargs)
+        if known is not None and (known.outcome is not None or known.unknown):
+            if transcript is not None:
+                transcript.tool_ended(part, known.outcome or "unknown", known.value)
             if known.outcome == "returned":
                 return known.value
             if known.outcome == "raised":
                 raise KeptError(*known.value)
-            if known.unknown:
-                logger.warning(
-                    "turn %s: the process died in %s, so its outcome is unknown, and it does not run again",
-                    self._attempt.turn_id, quoted(name),
-                )  # fmt: skip
-                raise UnknownOutcome(name, f"turn {self._attempt.turn_id}")
-        if part in self.effects:
-            # That of another call stays: a later attempt may make it again.
-            part = f"{part}~{self._attempt.number}"
+            logger.warning(
+                "turn %s: the process died in %s, so its outcome is unknown, and it does not run again",
+                self._attempt.turn_id, quoted(name),
+            )  # fmt: skip
+            raise UnknownOutcome(name, f"turn {self._attempt.turn_id}")
         with self._attempt.busy():
             if replay == "never":
                 await self._attempt.store({part: intent.seal(self._seal, part)})
             self.effects[part] = intent
             return await self._run(part, intent, functools.partial(function, *args, **kwargs))
 
-    def _earlier(self, part: str, intent: Effect) -> Effect | None:
-        """Return the same call of an earlier attempt: at this position, or at another one if the order has changed."""
+    def _earlier(self, part: str, intent: Effect) -> str | None:
+        """Return the part of the same call of an earlier attempt: this one, or another one if the order has changed."""
         there = self._left.get(part)
         if there is not None and there.digest == intent.digest:
-            return self._left.pop(part)
+            return part
         moved = next((name for name, each in self._left.items() if each.digest == intent.digest), None)
         if moved is not None:
-            return self._left.pop(moved)
+            return moved
         if there is not None:
             logger.warning(
                 "turn %s: attempt %d calls %s where an earlier attempt has called %s%s, so it runs anew",
@@ -187,6 +194,8 @@ class Tools:
         if task.cancelled():
             # It was cancelled from inside, so nobody knows how far it has come.
             if intent.unknown:
+                if self._attempt.transcript is not None:
+                    self._attempt.transcript.tool_ended(part, "unknown", None)
                 raise UnknownOutcome(intent.name, f"turn {self._attempt.turn_id}")
             raise asyncio.CancelledError
         error = task.exception()
@@ -199,6 +208,8 @@ class Tools:
             text = intent.raised(refused).seal(self._seal, part)
             effect = intent.raised(refused)
         self.effects[part] = effect
+        if self._attempt.transcript is not None:
+            self._attempt.transcript.tool_ended(part, effect.outcome or "", effect.value)
         await self._attempt.store({part: text})
         if error is not None:
             raise error
