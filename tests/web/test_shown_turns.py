@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from stepwell import MemoryStorage
-from stepwell.engine import Get, Release, Stored
+from stepwell.engine import Get, Stored
 from stepwell.turns import Turn, Turns
 from stepwell.turns.running import transcript
 from stepwell.web import Person
 from stepwell.web.chat_conversation import WebConversation
 from tests.backends import Backend
 from tests.turns.people import People
-from tests.until import forever, until
+from tests.until import PATIENCE, forever, until
 
 
 @pytest.fixture
@@ -48,13 +48,14 @@ class Page:
         return [(each["role"], "|".join(part.get("text", part["type"]) for part in each["parts"])) for each in messages]
 
 
-async def read(chunks: AsyncGenerator[Any, None], slow: float = 0.0) -> tuple[str, str]:
+async def read(chunks: AsyncGenerator[Any, None], on_text: Callable[[], None] = lambda: None) -> tuple[str, str]:
     text, last = "", ""
-    async with aclosing(chunks):
+    async with asyncio.timeout(PATIENCE), aclosing(chunks):
         async for chunk in chunks:
             text += (chunk or {}).get("delta", "")
+            if text:
+                on_text()
             last = (chunk or {}).get("type", last)
-            await asyncio.sleep(slow)
     return text, last
 
 
@@ -68,12 +69,10 @@ async def running(storage: Any, handler: Callable[[Turn], Any], **options: Any) 
 
 
 async def lose_claim(turns: Turns) -> None:
-    """Lose the claim, as a process does that is gone."""
+    """End the attempt as that of a process that is gone: it writes nothing more."""
     runner: Any = turns.runner
     (attempt,) = runner.running.values()
-    slot = attempt.record.slot
-    turns.storage.renewals.discard(slot)
-    await turns.storage.perform(Release(slot.address, slot.guard.token))
+    attempt.abandon()
     await forever()
 
 
@@ -96,19 +95,19 @@ async def test_an_attempt_after_a_crash_continues_the_text_that_a_page_has(backe
 
 @pytest.mark.every_backend
 async def test_an_attempt_that_says_something_else_lets_the_page_load_the_answer_again(backend: Backend) -> None:
-    page: Page
+    seen = asyncio.Event()
 
     async def answer(turn: Turn) -> AsyncIterator[str]:
         yield f"I try {turn.attempt}. "
         if turn.attempt == 1:
-            await until(page.shown, lambda shown: "I try" in str(shown))
-            await asyncio.sleep(0.1)
+            await seen.wait()
             await lose_claim(turns)
         yield "Done."
 
     async with running(backend.storage(), answer) as turns:
         page = Page(turns)
-        assert await page.ask("m1", "hello") == ("I try 1. ", "error")
+        await page.say("m1", "hello")
+        assert await read(page.conversation.answer_to("m1"), seen.set) == ("I try 1. ", "error")
         chunks = await page.conversation.resumed()
         assert chunks is not None
         assert await read(chunks) == ("I try 2. Done.", "finish")
@@ -135,6 +134,32 @@ async def test_a_conversation_is_shared_with_telegram(backend: Backend) -> None:
             ("user", "one"), ("assistant", "0 before one"), ("user", "two"), ("assistant", "2 before two"),
             ("user", "three"), ("assistant", "4 before three"),
         ]  # fmt: skip
+
+
+@pytest.mark.parametrize("shared", [False, True])
+async def test_the_reply_of_an_operator_is_shown_and_sent_to_telegram_if_the_person_is_there(
+    storage: MemoryStorage, shared: bool
+) -> None:
+    people = People()
+    turns = Turns("bot", storage=storage, collect=0.0, identity=(lambda update: "ann") if shared else None)
+
+    @turns.handler
+    async def answer(turn: Turn) -> None:
+        if turn.text == "wait":
+            await forever()
+        turn.answer("Hello.")
+
+    async with turns.worker(send=people.send, drain=0):
+        page = Page(turns)
+        await page.ask("m1", "one")
+        await turns.reply(page.conversation.key, "I am Bob.")
+        assert await page.shown() == [("user", "one"), ("assistant", "Hello."), ("assistant", "I am Bob.")]
+        if shared:
+            await turns.admit(people.message("wait"))
+            await until(page.shown, lambda shown: "wait" in str(shown))
+            await turns.reply(page.conversation.key, "And now?")
+            assert await people.answered() == ["And now?"]
+            assert ("assistant", "And now?") in await page.shown()
 
 
 async def test_a_conversation_without_pages_keeps_nothing_for_them(storage: MemoryStorage) -> None:

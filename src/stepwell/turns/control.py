@@ -21,10 +21,12 @@ from stepwell.turns.record import (
     TurnTable,
     change_of,
     draft_id_of,
+    is_web,
     send_part,
     table_of,
 )
 from stepwell.turns.running.question import MARK, PRESS
+from stepwell.turns.running.transcript import said_parts
 from stepwell.turns.status import status_of
 
 __all__ = ["Controls", "Decided"]
@@ -131,21 +133,26 @@ class Controls:
                 () if stored is None else stored.tags,
             )
             where = params_of(found) | dict(params)
-            if "chat_id" not in where:
+            # A page reads the transcript.
+            kept = said_parts(seal, table, text, turns.storage.ids(), now) if table.transcribed else {}
+            if "chat_id" not in where and not kept:
                 raise InvalidOption(f"the chat of the conversation {quoted(conversation)} is not known; give chat_id=")
-            calls = fit([{"method": "sendMessage", **where, "text": text}], turns.formatting)
+            sends = "chat_id" in where and not is_web(where["chat_id"])
+            calls = fit([{"method": "sendMessage", **where, "text": text}], turns.formatting) if sends else []
             numbers = tuple(range(table.next_call, table.next_call + len(calls)))
             names = [send_part(number) for number in numbers]
             table = replaced(
                 table, next_call=table.next_call + len(calls), added=(*table.added, *numbers),
-                send_at=now if table.send_at is None else table.send_at,
+                send_at=now if table.send_at is None and calls else table.send_at,
+                transcripts=table.transcripts + bool(kept),
             )  # fmt: skip
-            parts = {name: seal.seal("p", name, call) for name, call in zip(names, calls, strict=True)}
+            parts = {**kept, **{name: seal.seal("p", name, call) for name, call in zip(names, calls, strict=True)}}
             tags = KEEP if stored is not None else (turns.tag(f"chat:{where['chat_id']}"),)
             return change_of(turns.storage, address, turns.name, table, now=now, parts=parts, tags=tags)
 
         await turns.storage.edit(address, decide, parts=WORKING_PARTS)
         turns.storage.notify_soon(turns.topic_of(address))
+        turns.show(address)
         turns.wake()
 
     async def decide(

@@ -31,7 +31,16 @@ from stepwell.turns.record import (
 )
 from stepwell.turns.running.held import HeldRecord
 
-__all__ = ["ShownConversation", "Step", "Transcript", "call_steps", "ended_parts", "live_steps", "read_shown"]
+__all__ = [
+    "ShownConversation",
+    "Step",
+    "Transcript",
+    "call_steps",
+    "ended_parts",
+    "live_steps",
+    "read_shown",
+    "said_parts",
+]
 
 #: The most ended turns that are kept, and the most bytes of one.
 MOST_TURNS: Final = 200
@@ -288,16 +297,21 @@ def ended_parts(
     record: HeldRecord, table: TurnTable, turn: Running, steps: Iterable[Step], how: str
 ) -> dict[str, str | None]:
     """Return the parts that keep what an ended turn has shown. ``table`` is that before its end."""
-    part, seal = transcript_part(table.transcripts), record.seal
     messages = messages_of(steps, turn, ended=True)
-    kept = {
-        "turn": turn.id, "how": how, "at": record.slot.time(), "messages": messages,
-        "ids": [update_key(each) for each in turn.ids],
-    }  # fmt: skip
+    return _kept(record.seal, table, {"turn": turn.id, "how": how, "at": record.slot.time(), "messages": messages})
+
+
+def said_parts(seal: Seal, table: TurnTable, text: str, number: str, now: float) -> dict[str, str | None]:
+    """Return the parts that keep a message that belongs to no turn."""
+    messages = [{"parts": [{"text": _clean(text)}]}]
+    return _kept(seal, table, {"turn": number, "how": "answered", "at": now, "messages": messages})
+
+
+def _kept(seal: Seal, table: TurnTable, kept: Step) -> dict[str, str | None]:
+    part, oldest = transcript_part(table.transcripts), table.transcripts - MOST_TURNS
     text = seal.seal("p", part, kept)
     if len(text) > LARGEST_TURN:
-        text = seal.seal("p", part, {**kept, "messages": _cut(messages)})
-    oldest = table.transcripts - MOST_TURNS
+        text = seal.seal("p", part, {**kept, "messages": _cut(kept["messages"])})
     return {part: text, **({transcript_part(oldest): None} if oldest >= 0 else {})}
 
 
