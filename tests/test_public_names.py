@@ -90,7 +90,7 @@ NAMES = {
         "save_world",
     ],
     "stepwell.inspector": ["Inspector", "TrustedProxy", "inspector"],
-    "stepwell.web": ["Person", "WebChat", "chat"],
+    "stepwell.web": ["Visitor", "WebChat", "chat"],
     "stepwell.pocketflow": [
         "AsyncBatchFlow", "AsyncBatchNode", "AsyncFlow", "AsyncNode", "AsyncParallelBatchFlow",
         "AsyncParallelBatchNode",

@@ -14,7 +14,7 @@ from starlette.responses import FileResponse, HTMLResponse
 from starlette.routing import Mount, Route
 
 from stepwell.turns import Turns
-from stepwell.web import Person, chat
+from stepwell.web import Visitor, chat
 
 PORT, FOLDER = int(sys.argv[1]), Path(sys.argv[2])
 STORY = "Once upon a time there was a well with a hundred steps."
@@ -68,7 +68,7 @@ async def answer(turn):
 
 def user(request):
     name = request.cookies.get("user")
-    return Person(name, name.title()) if name else None
+    return Visitor(name, name.title()) if name else None
 
 
 web = chat(turns, user=user, origins=["http://friend.example"])

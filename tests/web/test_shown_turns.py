@@ -13,7 +13,7 @@ from stepwell import MemoryStorage
 from stepwell.engine import Get, Stored
 from stepwell.turns import Turn, Turns
 from stepwell.turns.running import transcript
-from stepwell.web import Person
+from stepwell.web import Visitor
 from stepwell.web.chat_conversation import WebConversation
 from tests.backends import Backend
 from tests.turns.people import People
@@ -32,7 +32,7 @@ class Page:
     """A page of one person that keeps what it shows as the AI SDK does."""
 
     def __init__(self, turns: Turns, chat: str = "main", *, tools: bool = True) -> None:
-        self.conversation = WebConversation(turns, Person("ann", "Ann"), chat, tools=tools)
+        self.conversation = WebConversation(turns, Visitor("ann", "Ann"), chat, tools=tools)
 
     async def say(self, number: str, text: str) -> Any:
         return await self.conversation.send(number, text)
@@ -343,7 +343,7 @@ async def test_a_deleted_conversation_is_empty(storage: MemoryStorage) -> None:
 async def test_other_ids_of_a_person_are_another_conversation(storage: MemoryStorage) -> None:
     turns = Turns("bot", storage=storage)
     keys = [
-        WebConversation(turns, Person(person), chat, tools=True).key
+        WebConversation(turns, Visitor(person), chat, tools=True).key
         for person, chat in ((42, "a"), ("42", "a"), ("a:42", "b"), (42, "b:a"), ('"42"', "a"), ("a", "42"))
     ]
     assert len({str(key) for key in keys}) == len(keys)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from stepwell.web.chat_app import WebChat, chat
-    from stepwell.web.chat_conversation import Person
+    from stepwell.web.chat_conversation import Visitor
 
-__all__ = ["Person", "WebChat", "chat"]
+__all__ = ["Visitor", "WebChat", "chat"]
 
 #: Imported at their first use, because they need starlette.
-_LAZY: Final = {"Person": "chat_conversation", "WebChat": "chat_app", "chat": "chat_app"}
+_LAZY: Final = {"Visitor": "chat_conversation", "WebChat": "chat_app", "chat": "chat_app"}
 
 
 def __getattr__(name: str) -> Any:

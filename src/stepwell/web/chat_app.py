@@ -18,7 +18,7 @@ from stepwell.errors import InvalidOption, StorageUnavailable, TooLarge, UsageEr
 from stepwell.options import check_function, check_instance, check_whole
 from stepwell.turns import Turns
 from stepwell.web.auth import HEADERS
-from stepwell.web.chat_conversation import Chunks, Person, WebConversation
+from stepwell.web.chat_conversation import Chunks, Visitor, WebConversation
 
 require("starlette", "web")
 
@@ -142,9 +142,9 @@ class WebChat:
             return found
         if found is None:
             return error_response(request, 401, "Not signed in", "You are not signed in.")
-        person = found if isinstance(found, Person) else Person(found)
+        person = found if isinstance(found, Visitor) else Visitor(found)
         if type(person.id) not in (int, str) or not person.id or len(str(person.id)) > _LONGEST_ID:
-            raise UsageError("chat(user=...) returns the id of a person, a Person, None or a response")
+            raise UsageError("chat(user=...) returns the id of a person, a Visitor, None or a response")
         request.scope["stepwell.person"] = person
         return None
 
@@ -226,7 +226,7 @@ def chat(
     ``/`` is a page without a framework; ``useChat`` of the AI SDK takes ``/api`` as its ``api``. Both show the
     conversation that ``turns`` have for this person. With ``identity=`` of the turns it may be the one in Telegram.
 
-    :param user: a function of the request, perhaps ``async``, that returns who has sent it: an id, a ``Person``,
+    :param user: a function of the request, perhaps ``async``, that returns who has sent it: an id, a ``Visitor``,
         ``None`` for nobody, or a response, such as a redirect to your login. Nobody else sees their conversation.
     :param origins: the origins of other sites whose pages may use this one, such as ``"https://app.example.com"``.
     :param tools: whether people see the calls of tools with their arguments and results.

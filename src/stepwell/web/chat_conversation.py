@@ -15,7 +15,7 @@ from stepwell.turns import Admission, Turns
 from stepwell.turns.engine import ShownConversation, WebUpdate, read_shown, web_update
 from stepwell.web.ui_messages import Diverged, StreamedMessage, answer_id, approval_of, open_questions, ui_messages
 
-__all__ = ["Chunks", "Person", "WebConversation"]
+__all__ = ["Chunks", "Visitor", "WebConversation"]
 
 #: Seconds between two reads without a notice: where other processes can send notices, and where not.
 LOOK, LOOK_WITHOUT_NOTICES = 1.0, 0.2
@@ -32,13 +32,13 @@ PlaceOf: TypeAlias = Callable[[list[dict[str, Any]]], int | None]
 Chunks: TypeAlias = AsyncGenerator[dict[str, Any] | None, None]
 
 
-class Person(NamedTuple):
+class Visitor(NamedTuple):
     """Who uses a page.
 
     Example::
 
         def user(request):
-            return Person(42, "Ann")
+            return Visitor(42, "Ann")
     """
 
     #: The id, as ``turn.user.id`` has it.
@@ -59,7 +59,7 @@ class _Target(NamedTuple):
 class WebConversation:
     """A conversation of one person."""
 
-    def __init__(self, turns: Turns, person: Person, chat: str, *, tools: bool) -> None:
+    def __init__(self, turns: Turns, person: Visitor, chat: str, *, tools: bool) -> None:
         self._turns, self._person, self._tools = turns, person, tools
         # 42 and "42" may be two people.
         self._chat = {"id": f"web:{chat}:{json.dumps(person.id)}", "type": "private"}

@@ -34,7 +34,7 @@ from stepwell.turns.running.held import HeldRecord, sent
 from stepwell.turns.running.question import Decision, Questions
 from stepwell.turns.running.stream import Stream
 from stepwell.turns.running.tools import Tools, current, without_exit
-from stepwell.turns.running.transcript import Step, Transcript
+from stepwell.turns.running.transcript import Step, TurnTranscript
 from stepwell.turns.running.turn import Turn
 
 __all__ = ["Attempt"]
@@ -80,7 +80,9 @@ class Attempt(AttemptBase):
         call = None if is_web(self.turn_chat) else runner.try_call
         self.display: Display = Display(self, call, self.formatting, turn.cuts)
         #: What the turn shows, if pages show this conversation.
-        self.transcript: Transcript | None = Transcript(self, self.turn.messages) if record.table.transcribed else None
+        self.transcript: TurnTranscript | None = (
+            TurnTranscript(self, self.turn.messages) if record.table.transcribed else None
+        )
         self._busy = 0
         self._suspended = asyncio.Event()
         #: Set when a suspended attempt goes on.

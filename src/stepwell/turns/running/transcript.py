@@ -34,7 +34,7 @@ from stepwell.turns.running.held import HeldRecord
 __all__ = [
     "ShownConversation",
     "Step",
-    "Transcript",
+    "TurnTranscript",
     "call_steps",
     "ended_parts",
     "live_steps",
@@ -59,7 +59,7 @@ NAMED: Final = ("photo", "video", "voice", "audio", "document", "sticker", "loca
 Step: TypeAlias = dict[str, Any]
 
 
-class Transcript(TranscriptBase):
+class TurnTranscript(TranscriptBase):
     """The steps of one run of a handler. The first write replaces those of an earlier run of the same turn."""
 
     def __init__(self, attempt: AttemptBase, messages: Sequence[Message]) -> None:
