@@ -396,6 +396,19 @@ async def test_the_runs_at_each_node_are_counted(storage: Storage, browse: Brows
     assert (len(found["nodes"]), found["all_nodes"]) == (2, False)
 
 
+async def test_a_page_that_has_not_changed_is_not_sent_again(storage: Storage, browse: Browser) -> None:
+    client = await browse(app_of(storage, allow_write=True))
+    for url in ("/api/run?id=charge-1", "/api/records?bot=shop"):
+        tag = {"If-None-Match": (await client.get(url)).headers["ETag"]}
+        same = await client.get(url, headers=tag)
+        assert (url, same.status_code, same.content) == (url, 304, b"")
+    shown = await get(client, "run", id="charge-1")
+    await client.post("/api/cancel", json={"id": "charge-1", "version": shown["version"]})
+    tag = {"If-None-Match": f"{shown['version']} admin"}
+    assert (await client.get("/api/run?id=charge-1", headers=tag)).json()["run"]["status"] == "cancelled"
+    assert (await client.get("/api/run?id=gone", headers=tag)).status_code == 404
+
+
 SORTED: list[tuple[str, list[str]]] = [
     ("run", ["approve-1", "charge-1", "pack-1", "queued-1"]),
     ("-run", ["queued-1", "pack-1", "charge-1", "approve-1"]),

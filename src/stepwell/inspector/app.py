@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from stepwell.errors import Conflict, InvalidOption, StepwellError, StorageUnava
 from stepwell.inspector.access import Access, Person, Role
 from stepwell.inspector.flows import KnownFlows
 from stepwell.inspector.metrics import CONTENT_TYPE, metrics
-from stepwell.inspector.pages import ACTIONS, VIEWS, current
+from stepwell.inspector.pages import ACTIONS, TAGS, VIEWS, current
 from stepwell.inspector.subject import Subject
 from stepwell.web.auth import AuthMiddleware, TrustedProxy
 from stepwell.web.files import file_routes, not_found, page_files
@@ -146,12 +147,20 @@ def _routes(app: Inspector, subject: Subject) -> Starlette:
             return _json({"ok": False, "error": _NO_ROLE}, 403)
         if name not in VIEWS:
             return _json({"ok": False, "error": f"there is no page {quoted(name)}"}, 404)
+        params, known = dict(request.query_params), request.headers.get("if-none-match")
         try:
             await app.storage.ensure_open()
-            found = await VIEWS[name](subject, dict(request.query_params))
+            tag = f"{await TAGS[name](subject, params)} {person.role}" if name in TAGS else None
+            if tag is None or tag != known:
+                response = _json({"ok": True, **_about(person), name: await VIEWS[name](subject, params)})
+                tag = tag or sha256(bytes(response.body)).hexdigest()
+                if tag != known:
+                    response.headers["ETag"] = tag
+                    return response
         except StepwellError as error:
             return _refusal(error)
-        return _json({"ok": True, **_about(person), name: found})
+        # The page of the browser has it already.
+        return Response(status_code=304)
 
     async def scrape(request: Request) -> Response:
         if app.access.person(request.scope) is None:

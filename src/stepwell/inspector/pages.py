@@ -9,12 +9,14 @@ from stepwell.inspector import messages, overview, queues, records, runs, turns
 from stepwell.inspector.requests import Action, Given, View, text
 from stepwell.operate.record import resolve
 
-__all__ = ["ACTIONS", "VIEWS", "current"]
+__all__ = ["ACTIONS", "TAGS", "VIEWS", "current"]
 
 #: By the name of their route.
 VIEWS: Final[dict[str, View]] = {
     **overview.VIEWS, **records.VIEWS, **runs.VIEWS, **queues.VIEWS, **turns.VIEWS, **messages.VIEWS,
 }  # fmt: skip
+#: What returns the version of a page with one read, by the name of its route.
+TAGS: Final = runs.TAGS
 ACTIONS: Final[dict[str, Action]] = {**records.ACTIONS, **runs.ACTIONS, **turns.ACTIONS, **messages.ACTIONS}
 
 

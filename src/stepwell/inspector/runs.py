@@ -23,7 +23,7 @@ from stepwell.operate.run_list import OPEN, DamagedRun, ListedRun, RunFilter, ch
 from stepwell.operate.runs import reason_of, record_of_run, shared_of, show_history, show_run, shown_value
 from stepwell.web.display import as_json
 
-__all__ = ["ACTIONS", "VIEWS", "run_json", "run_row"]
+__all__ = ["ACTIONS", "TAGS", "VIEWS", "run_json", "run_row"]
 
 #: Seconds that a request waits for a run to stop.
 STOPPING = 20.0
@@ -143,6 +143,12 @@ def run_row(run: Run | DamagedRun, version: str = "") -> dict[str, Any]:
         "question": as_json(shown_value(run.waits[0].question)) if why is None and run.waits else None,
         "version": version,
     }
+
+
+async def tag_of_run(subject: Subject, params: Params) -> str:
+    """Return the version of a run. It costs one read, so a page that has this version is not read again."""
+    given = params.get("id", "")
+    return (await record_of_run(subject.storage, flow_of_wait(given) or given)).version
 
 
 async def run(subject: Subject, params: Params) -> dict[str, Any]:
@@ -285,6 +291,7 @@ def _flow_of(flows: KnownFlows, run: Run) -> NodeFlow:
 
 #: By the name of their route.
 VIEWS: Final[dict[str, View]] = {"runs": runs, "run": run}
+TAGS: Final = {"run": tag_of_run}
 ACTIONS: Final[dict[str, Action]] = {
     "retry": retry,
     "retry_at": retry_at,

@@ -5,7 +5,6 @@ import { showFilters } from "./filters.js";
 import { listen } from "./keys.js";
 import { PAGES } from "./pages.js";
 import { link } from "./parts.js";
-import { renew } from "./times.js";
 
 showControls();
 
@@ -17,9 +16,11 @@ const app = {
   // The edits that the person may make, and whether there are any.
   can: new Set(),
   allowWrite: false,
-  // The address that is shown, and what was read for it.
+  // The address that is shown; what was read for which address, and its tag.
   place: "",
-  shown: "",
+  found: null,
+  tagged: "",
+  tag: "",
   turn: 0,
   timer: 0,
   searching: false,
@@ -31,7 +32,7 @@ const app = {
   // A button for an edit; null if the person may not make it.
   button(name, label, found, kind = "small", field = undefined) { return app.can.has(name) ? el("button", { type: "button", class: kind, onclick: () => app.ask(name, found, field) }, label) : null; },
   askAll(name, rows, noun) { askAll(app, name, rows, noun); },
-  refresh() { app.shown = ""; return load(); },
+  refresh() { app.tagged = ""; return load(); },
   // Shows the page again with what was read, for example after a row was chosen.
   redraw() { if (app.draw) app.draw(); },
 };
@@ -41,9 +42,12 @@ function place() {
   return { page: BY_NAME.get(path || "overview"), path, params: Object.fromEntries(new URLSearchParams(query)) };
 }
 
-async function read(name, params = {}) {
+// "tag" is that of what is shown: if nothing has changed, the answer is only {same}.
+async function read(name, params = {}, tag = "") {
   try {
-    const response = await fetch(`api/${name}?${new URLSearchParams(params)}`);
+    const response = await fetch(`api/${name}?${new URLSearchParams(params)}`, tag ? { headers: { "If-None-Match": tag } } : {});
+    if (response.status === 304) return { ok: true, same: true };
+    app.tag = response.headers.get("etag") ?? "";
     // Awaited here: the server may stop in the middle of a response.
     if (response.headers.get("content-type")?.includes("json")) return await response.json();
     return { ok: false, gone: response.status === 401, error: await response.text() };
@@ -87,24 +91,27 @@ async function load() {
   clearTimeout(app.timer);
   const turn = ++app.turn;
   const { page, path, params } = place();
-  const answer = page ? await read(page.source, params) : { ok: false, error: `There is no page ${path}.` };
+  const answer = page ? await read(page.source, params, app.tagged === location.hash ? app.tag : "") : { ok: false, error: `There is no page ${path}.` };
   // A newer call shows its own page.
   if (turn !== app.turn) return;
-  const found = answer[page?.source];
+  const found = answer.same ? app.found : answer[page?.source];
   byId("live").hidden = !answer.ok;
-  if (answer.ok) {
+  if (answer.same) {
+    // Times go on.
+    app.redraw();
+    banner("");
+  } else if (answer.ok) {
     app.can = new Set(answer.can);
     app.allowWrite = answer.can.length > 0;
     byId("mode").textContent = `${answer.person}, ${answer.role}`;
-    const as = JSON.stringify([location.hash, found, byId("content").clientWidth]);
-    if (as !== app.shown) draw(page, found, params);
-    else renew(byId("content"));
-    app.shown = as;
+    app.found = found;
+    app.tagged = location.hash;
+    draw(page, found, params);
     showFilters(page, params, found);
     banner("");
     if (page.filters && found.complete === false) { await search(turn, page, params, found); return; }
   } else {
-    if (!answer.gone) { show([el("section", { class: "card" }, el("p", { class: "empty bad" }, answer.error))]); app.shown = ""; }
+    if (!answer.gone) { show([el("section", { class: "card" }, el("p", { class: "empty bad" }, answer.error))]); app.tagged = ""; }
     banner(answer.gone ? answer.error : "");
   }
   app.timer = setTimeout(() => (document.hidden ? (app.timer = setTimeout(load, EVERY)) : load()), found && page.hurries?.(found) ? 500 : EVERY);

@@ -19,18 +19,12 @@ export function moment(at, empty = "–") {
   if (at === null || at === undefined) return el("span", { class: "none" }, empty);
   const date = new Date(at * 1000);
   if (Number.isNaN(date.getTime())) return el("span", {}, String(at));
-  return el("time", { datetime: date.toISOString(), title: date.toISOString(), "data-at": at }, words(at));
+  return el("time", { datetime: date.toISOString(), title: date.toISOString() }, words(at));
 }
 
 // The time since a moment, for something that still lasts.
 export function lasting(since) {
-  return el("span", { "data-since": since }, span(Date.now() / 1000 - since));
-}
-
-// Renews the texts of a page whose data has not changed.
-export function renew(box) {
-  for (const node of box.querySelectorAll("[data-at]")) node.textContent = words(Number(node.dataset.at));
-  for (const node of box.querySelectorAll("[data-since]")) node.textContent = span(Date.now() / 1000 - Number(node.dataset.since));
+  return el("span", {}, span(Date.now() / 1000 - since));
 }
 
 // The seconds that something took; null if they are not known.
