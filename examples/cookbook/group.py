@@ -43,7 +43,8 @@ def make_router(storage: Storage | str) -> Router:
         return update.chat.type == "private" or f"@{username}" in update.text or replied == username
 
     router = Router(FSM("group_agent", storage=storage, flows=[]))
-    conversation = keys.ChatTopic()
+    # Replies in an ordinary group have a thread too, and belong to the group.
+    conversation = keys.ChatTopic(strict_topics=True)
     turns = Turns("group_agent", storage=storage, key=conversation, on_busy="queue", accepts=is_addressed)
     turns.attach(router)
 

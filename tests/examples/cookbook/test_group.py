@@ -24,8 +24,22 @@ async def test_in_a_real_group_it_answers_its_name_and_replies_only(tmp_path: Pa
             assert await alice.answer() == answer["text"]
             await alice.reply("And now?")
             assert await alice.answer(timeout=60) == "Messages that I have read: 4, by Alice, Bob."
-            assert await alice.user(44).send("Nobody asks you")
-            assert await api.chat(bot).ask("Hello", timeout=60) == "Messages that I have read: 1, by Alice."
+
+
+async def test_a_reply_has_a_thread_in_an_ordinary_group_and_belongs_to_its_history() -> None:
+    async with Chat(group.make_router) as chat:
+        room = chat.group(-100)
+        await room.send("Shall we meet at nine?")
+        replied = {"reply_to_message": {"message_id": 1, "from": {"id": 1, "username": "test_bot"}}}
+        await room.ask("And you?", message_thread_id=1, **replied)
+        assert any("Messages that I have read: 2, by " in message["text"] for message in room.messages)
+
+
+async def test_in_a_private_chat_it_answers_everything_but_commands() -> None:
+    async with Chat(group.make_router) as chat:
+        (answer,) = await chat.ask("Hello")
+        assert answer.startswith("Messages that I have read: 1, by ")
+        assert await chat.ask("/start") == []
 
 
 async def test_killed_before_its_answer_it_answers_once_and_still_knows_the_group() -> None:
