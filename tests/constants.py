@@ -57,6 +57,7 @@ NAMES = {
     "presence_first": "stepwell.storage.presence:FIRST",
     "presence_history_kept": "stepwell.storage.presence:HISTORY_KEPT",
     "presence_kept": "stepwell.storage.presence:KEPT",
+    "processes_died": "stepwell.operate.processes:DIED",
     "quick_erase_bytes": "stepwell.storage.sqlite.storage:QUICK_ERASE_BYTES",
     "reading_prompt": "stepwell.inspector.subject:PROMPT",
     "rechecks": "stepwell.nodes.run.journal:RECHECKS",
