@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, Final
 
 from stepwell import Storage
-from stepwell.engine import INBOX, REFUSED, counted, encode_key, masked_text
-from stepwell.errors import MissingExtra, UsageError
+from stepwell.engine import INBOX, REFUSED, counted, decode_key, encode_key, masked_text
+from stepwell.errors import MissingExtra, StepwellError, UsageError
 from stepwell.fsm.engine import RefusedCall, refused_calls
 from stepwell.inspector.flows import KnownFlows
 from stepwell.inspector.requests import PAGE, Action, Given, Params, View, chosen, number, text
 from stepwell.inspector.subject import Subject
 from stepwell.operate import audit
-from stepwell.operate.outbox import UnsentCalls, change_unsent, drop_refused, send_refused_again, unsent_calls
+from stepwell.operate.outbox import (
+    UnsentCalls,
+    change_unsent,
+    drop_refused,
+    refused_call,
+    send_refused_again,
+    unsent_calls,
+)
 from stepwell.operate.outbox import reply as send_reply
 from stepwell.operate.record import resolve
 from stepwell.operate.records import bots
@@ -25,6 +33,8 @@ __all__ = ["ACTIONS", "VIEWS"]
 
 #: How many calls of each kind are listed.
 LISTED = 200
+#: How many are read to list the newest.
+MOST_READ = 1_000
 
 
 async def messages(subject: Subject, params: Params) -> dict[str, Any]:
@@ -51,7 +61,13 @@ async def messages(subject: Subject, params: Params) -> dict[str, Any]:
 async def _bots(storage: Storage) -> list[str]:
     names = set(await bots(storage))
     names |= {str(entry.key) async for entry in storage.scan(INBOX)}
-    names |= {entry.key[0] async for entry in storage.scan(REFUSED) if isinstance(entry.key, tuple)}
+    looked = 0
+    async for entry in storage.scan(REFUSED):
+        looked += 1
+        if looked > MOST_READ:
+            break
+        if isinstance(entry.key, tuple):
+            names.add(entry.key[0])
     return sorted(names)
 
 
@@ -62,13 +78,18 @@ async def _updates(storage: Storage, bot: str) -> tuple[list[Any], list[Any]]:
         from stepwell.telegram.engine import updates_aside, updates_in_inbox
     except MissingExtra:
         return [], []
-    waiting, aside = await asyncio.gather(updates_in_inbox(storage, bot), updates_aside(storage, bot))
+    waiting, aside = await asyncio.gather(updates_in_inbox(storage, bot), updates_aside(storage, bot, limit=MOST_READ))
     return waiting, aside
 
 
 async def _refused(storage: Storage, bot: str) -> list[RefusedCall]:
-    """Return the refused calls of a bot, the newest first."""
-    return sorted([each async for each in refused_calls(storage, bot)], key=lambda each: each.at, reverse=True)
+    """Return the refused calls of a bot, the newest first of those that are read."""
+    found: list[RefusedCall] = []
+    async for each in refused_calls(storage, bot):
+        found.append(each)
+        if len(found) == MOST_READ:
+            break
+    return sorted(found, key=lambda each: each.at, reverse=True)
 
 
 def _update_json(each: Any) -> dict[str, Any]:
@@ -97,10 +118,9 @@ async def _change_refused(
     storage: Storage, who: str, given: Given, change: Callable[..., Awaitable[bool]]
 ) -> dict[str, Any]:
     bot, places = text(given, "bot"), chosen(given, "chat", "number")
-    known = {(each.chat, each.number): each for each in await _refused(storage, bot)}
     done = 0
-    for place in places:
-        refused = known.get(place)
+    for chat, place in places:
+        refused = await refused_call(storage, bot, chat, place) if type(place) is int and place > 0 else None
         done += refused is not None and await change(storage, bot, refused, who=who)
     return {"done": done, "late": len(places) - done}
 
@@ -141,8 +161,12 @@ async def _change_updates(storage: Storage, who: str, given: Given, *, drop: boo
     from stepwell.telegram.engine import drop_aside, retry_aside, updates_aside
 
     bot, places = text(given, "bot"), chosen(given, "log", "entry")
-    known = {(encode_key(each.log), each.entry): each for each in await updates_aside(storage, bot)}
-    found = [known[place] for place in places if place in known]
+    known: dict[tuple[Any, Any], Any] = {}
+    for log in {log for log, _ in places if isinstance(log, str)}:
+        # A key that is no log of updates has none.
+        with suppress(StepwellError):
+            known |= {(log, each.entry): each for each in await updates_aside(storage, bot, log=decode_key(log))}
+    found = [known[place] for place in dict.fromkeys(places) if place in known]
     if drop:
         await drop_aside(storage, bot, found)
     else:

@@ -142,7 +142,7 @@ async def _of_bot(storage: Storage, bot: str, now: float) -> AsyncIterator[Probl
         known = [each for each in times if each is not None]
         return Problem(True, status, text, min(known, default=None), page, {"bot": bot, **params})
 
-    if aside := await updates_aside(storage, bot):
+    if aside := await updates_aside(storage, bot, limit=MOST + 1):
         yield problem(
             [each.at for each in aside], "update", "failed or were set aside", "messages", "failed", box="failed"
         )

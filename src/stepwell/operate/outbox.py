@@ -33,7 +33,15 @@ from stepwell.operate.audit import ChangedThing, record_change
 from stepwell.operate.record import read
 from stepwell.operate.runs import shown_value
 
-__all__ = ["UnsentCalls", "change_unsent", "drop_refused", "reply", "send_refused_again", "unsent_calls"]
+__all__ = [
+    "UnsentCalls",
+    "change_unsent",
+    "drop_refused",
+    "refused_call",
+    "reply",
+    "send_refused_again",
+    "unsent_calls",
+]
 
 #: How many due records one read returns, and a time after all timers.
 PAGE, END = 200, 1e12
@@ -119,6 +127,12 @@ def _where(storage: Storage, address: Address, stored: Stored) -> dict[str, Any]
         if len(found) == 1:
             return {"chat_id": int(found[0])}
     raise InvalidOption(f"the chat of {address.key} is not known; give its id")
+
+
+async def refused_call(storage: Storage, bot: str, chat: int | str | None, number: int) -> RefusedCall | None:
+    """Return one call that was refused; ``None`` if it is gone."""
+    found = await refused_log(storage, bot, chat).read(after=number - 1, before=number + 1)
+    return RefusedCall(number, **found[0].value) if found else None
 
 
 async def send_refused_again(storage: Storage, bot: str, refused: RefusedCall, *, who: str) -> bool:

@@ -125,7 +125,7 @@ function navigate() {
   const own = page?.of ?? page?.name;
   // The links stay, so that they keep the focus.
   for (const each of byId("nav").children) {
-    if (each.dataset.page === own) each.setAttribute("aria-current", "page");
+    if (each.dataset.page === own) { each.setAttribute("aria-current", "page"); each.scrollIntoView({ block: "nearest", inline: "nearest" }); }
     else each.removeAttribute("aria-current");
   }
   const above = BY_NAME.get(own);

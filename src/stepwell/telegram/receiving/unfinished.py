@@ -63,11 +63,21 @@ async def updates_in_inbox(storage: Storage, bot: str) -> list[UnfinishedUpdate]
     return sorted(found, key=lambda each: each.update_id or 0)
 
 
-async def updates_aside(storage: Storage, bot: str) -> list[UnfinishedUpdate]:
-    """Return the updates that were set aside, and then those whose handler has raised, each in their order."""
+async def updates_aside(
+    storage: Storage, bot: str, *, log: Any = None, limit: int | None = None
+) -> list[UnfinishedUpdate]:
+    """Return the updates that were set aside, and then those whose handler has raised, each in their order.
+
+    ``log``: only those of the log with this key. ``limit``: read no further log when there are so many.
+    """
+    if log is not None:
+        is_ours = log == ASIDE or (isinstance(log, tuple) and len(log) == 3 and log[0] == FAILED)
+        return await _updates_in(storage, bot, log) if is_ours else []
     found = await _updates_in(storage, bot, ASIDE)
     failed: list[UnfinishedUpdate] = []
     async for entry in storage.scan(LOGS, tag=log_tag(bot, FAILED)):
+        if limit is not None and len(found) + len(failed) >= limit:
+            break
         failed += await _updates_in(storage, bot, entry.key[1])
     return found + sorted(failed, key=lambda each: each.at or 0)
 
