@@ -149,6 +149,37 @@ async def test_another_option_and_another_question_are_refused(agent: Agent) -> 
         await until(lambda: fred.get("api/main/messages"), lambda found: "It is Green." in found.text)
 
 
+async def approve(client: httpx.AsyncClient, message: dict[str, Any], approval: dict[str, Any]) -> httpx.Response:
+    """Answer the last question of a message as ``useChat`` does."""
+    question = message["parts"][-1]
+    answered = question | {"state": "approval-responded", "approval": question["approval"] | approval}
+    messages = [message | {"parts": [*message["parts"][:-1], answered]}]
+    return await client.post("api", json={"id": "main", "messages": messages})
+
+
+async def test_a_refusal_whose_reason_is_the_name_of_an_option_is_a_refusal(agent: Agent) -> None:
+    async with agent.client() as ann:
+        await ask(ann, "ann-no", "look tea")
+        message = await waiting(ann, "main")
+        for wrong in ({"approved": "yes"}, {"approved": None}, {}):
+            assert (await approve(ann, message, wrong)).status_code == 400
+        chunks = chunks_of((await approve(ann, message, {"approved": False, "reason": "Yes"})).text)
+        assert texts(chunks) == "I leave it."
+    async with agent.client("otto") as otto:
+        await ask(otto, "m1", "colour")
+        message = await waiting(otto, "main")
+        for wrong in ({"approved": False}, {"approved": False, "reason": "Red"}, {"approved": False, "reason": "Pink"}):
+            assert (await approve(otto, message, wrong)).text == "This is no option of the question."
+        chunks = chunks_of((await approve(otto, message, {"approved": False, "reason": "Blue"})).text)
+        assert texts(chunks) == "It is Blue."
+
+
+async def test_a_person_with_a_long_name_is_refused(agent: Agent) -> None:
+    async with agent.client("x" * 129) as long, agent.client("x" * 128) as longest:
+        assert (await long.get("api/main/messages")).status_code == 400
+        assert (await longest.get(f"api/{'c' * 64}/messages")).json() == []
+
+
 async def test_only_the_approvers_answer(agent: Agent) -> None:
     async with agent.client("gina") as gina:
         await ask(gina, "m1", "look tea")

@@ -79,9 +79,10 @@ class WebChat:
         self._tools, self._most_streams, self._max_request = tools, most_streams, max_request
         self._streams: Counter[int | str] = Counter()
         routes: list[tuple[str, str, Work]] = [
-            ("POST", "", self._converse), ("GET", "/{chat}/stream", _resume), ("GET", "/{chat}/events", _events),
-            ("GET", "/{chat}/messages", _messages), ("POST", "/{chat}/messages", _send),
-            ("POST", "/{chat}/decide", _decide), ("POST", "/{chat}/stop", _stop),
+            ("POST", "", _converse), ("GET", "/{chat}/stream", _resume), ("GET", "/{chat}/events", _events),
+            ("GET", "/{chat}/messages", lambda conversation, *_: conversation.messages()),
+            ("POST", "/{chat}/messages", _send), ("POST", "/{chat}/decide", _decide),
+            ("POST", "/{chat}/stop", lambda conversation, *_: conversation.stop()),
         ]  # fmt: skip
         self._app = Starlette(
             routes=[
@@ -143,8 +144,10 @@ class WebChat:
         if found is None:
             return error_response(request, 401, "Not signed in", "You are not signed in.")
         person = found if isinstance(found, Visitor) else Visitor(found)
-        if type(person.id) not in (int, str) or not person.id or len(str(person.id)) > _LONGEST_ID:
+        if type(person.id) not in (int, str) or not person.id:
             raise UsageError("chat(user=...) returns the id of a person, a Visitor, None or a response")
+        if len(str(person.id).encode("utf-8", "replace")) > _LONGEST_ID:
+            return error_response(request, 400, "Not allowed", "The name of this person is too long.")
         request.scope["stepwell.person"] = person
         return None
 
@@ -184,31 +187,6 @@ class WebChat:
         finally:
             self._streams[person] -= 1
             self._streams += Counter()
-
-    async def _converse(self, conversation: WebConversation, request: Request, given: dict[str, Any]) -> Any:
-        """Take what ``useChat`` sends: all messages of the chat. The last one is new, or has answers to questions."""
-        messages = given.get("messages")
-        last = messages[-1] if isinstance(messages, list) and messages else None
-        parts = last.get("parts") if isinstance(last, dict) else None
-        if (
-            not isinstance(last, dict)
-            or not isinstance(parts, list)
-            or not all(isinstance(each, dict) for each in parts)
-        ):
-            raise _RefusedRequest(400, "The request has no messages.")
-        number = _text(last.get("id"), "id", _LONGEST_ID)
-        if last.get("role") == "user":
-            texts = [each.get("text") for each in parts if each.get("type") == "text"]
-            await _take(conversation, number, "\n".join(each for each in texts if isinstance(each, str)))
-            return _chunk_lines(conversation.answer_to(number))
-        known = [_known_part(each) for each in parts if each.get("type") != "step-start"]
-        approvals = [each["approval"] for each in known if each.get("state") == APPROVED]
-        for each in approvals:
-            choice, approved = each.get("reason"), each.get("approved")
-            await _answer(conversation, _text(each.get("id"), "id"), choice, approved=approved is True)
-        if not approvals:
-            raise _RefusedRequest(400, "The last message is not one of a person, and answers no question.")
-        return _chunk_lines(conversation.completed(number, known, approvals[-1]["id"]))
 
 
 def chat(
@@ -265,6 +243,29 @@ async def _no_sender(call: Mapping[str, Any]) -> None:
     )
 
 
+async def _converse(conversation: WebConversation, request: Request, given: dict[str, Any]) -> Any:
+    """Take what ``useChat`` sends: all messages of the chat. The last one is new, or has answers to questions."""
+    messages = given.get("messages")
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    parts = last.get("parts") if isinstance(last, dict) else None
+    if not isinstance(last, dict) or not isinstance(parts, list) or not all(isinstance(each, dict) for each in parts):
+        raise _RefusedRequest(400, "The request has no messages.")
+    number = _text(last.get("id"), "id", _LONGEST_ID)
+    if last.get("role") == "user":
+        texts = [each.get("text") for each in parts if each.get("type") == "text"]
+        await _take(conversation, number, "\n".join(each for each in texts if isinstance(each, str)))
+        return _chunk_lines(conversation.answer_to(number))
+    known = [_known_part(each) for each in parts if each.get("type") != "step-start"]
+    approvals = [each["approval"] for each in known if each.get("state") == APPROVED]
+    for each in approvals:
+        if not isinstance(each.get("approved"), bool):
+            raise _RefusedRequest(400, "An answer says whether it approves.")
+        await _answer(conversation, _text(each.get("id"), "id"), each.get("reason"), approved=each["approved"])
+    if not approvals:
+        raise _RefusedRequest(400, "The last message is not one of a person, and answers no question.")
+    return _chunk_lines(conversation.completed(number, known, approvals[-1]["id"]))
+
+
 async def _resume(conversation: WebConversation, request: Request, given: dict[str, Any]) -> Any:
     chunks = await conversation.resumed()
     return None if chunks is None else _chunk_lines(chunks)
@@ -275,10 +276,6 @@ async def _events(conversation: WebConversation, request: Request, given: dict[s
     return _event_lines(conversation, int(after) if re.fullmatch(r"[0-9]{1,12}", after) else 0)
 
 
-async def _messages(conversation: WebConversation, request: Request, given: dict[str, Any]) -> Any:
-    return await conversation.messages()
-
-
 async def _send(conversation: WebConversation, request: Request, given: dict[str, Any]) -> Any:
     return {"outcome": await _take(conversation, _text(given.get("id"), "id", _LONGEST_ID), given.get("text"))}
 
@@ -286,10 +283,6 @@ async def _send(conversation: WebConversation, request: Request, given: dict[str
 async def _decide(conversation: WebConversation, request: Request, given: dict[str, Any]) -> Any:
     await _answer(conversation, _text(given.get("id"), "id"), _text(given.get("choice"), "choice"))
     return {"outcome": "accepted"}
-
-
-async def _stop(conversation: WebConversation, request: Request, given: dict[str, Any]) -> Any:
-    return {"stopped": await conversation.stop()}
 
 
 async def _take(conversation: WebConversation, number: str, text: Any) -> str:

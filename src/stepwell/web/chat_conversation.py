@@ -19,6 +19,8 @@ __all__ = ["Chunks", "Visitor", "WebConversation"]
 
 #: Seconds between two reads without a notice: where other processes can send notices, and where not.
 LOOK, LOOK_WITHOUT_NOTICES = 1.0, 0.2
+#: As the number of the first ended turn to read: none.
+NO_ENDED: Final = 10**12
 #: Seconds between two lines that keep a connection open.
 HEARTBEAT: Final = 15.0
 #: Seconds after the end of a turn in which a page that has lost its connection may still get its answer.
@@ -62,7 +64,7 @@ class WebConversation:
     def __init__(self, turns: Turns, person: Visitor, chat: str, *, tools: bool) -> None:
         self._turns, self._person, self._tools = turns, person, tools
         # 42 and "42" may be two people.
-        self._chat = {"id": f"web:{chat}:{json.dumps(person.id)}", "type": "private"}
+        self._chat = {"id": f"web:{chat}:{json.dumps(person.id, ensure_ascii=False)}", "type": "private"}
         self._from = {"id": person.id, "is_bot": False, "first_name": person.name or str(person.id)}
         #: Its key; ``None`` if the turns have none for this person.
         self.key: Any = turns.conversation_of(self._update("", ""))
@@ -76,23 +78,27 @@ class WebConversation:
         """Take a message. One with the same id was taken before."""
         return await self._turns.admit(self._update(number, text))
 
-    async def stop(self) -> bool:
+    async def stop(self) -> dict[str, bool]:
         """Stop the running turn."""
-        return await self._turns.stop(self.key)
+        return {"stopped": await self._turns.stop(self.key)}
 
     async def decide(self, approval: str, choice: str | None, *, approved: bool | None = None) -> str | None:
-        """Answer a question; return why the answer was not taken. ``choice``: an option, else ``approved`` chooses."""
+        """Answer a question; return why the answer was not taken.
+
+        ``choice``: an option. ``approved``: the first one or not, which says all if there are two.
+        """
         asked = approval_of(approval)
-        shown = await self.read()
+        shown = await self.read(NO_ENDED)
         parts = (part for each in self._running(shown) for part in each["parts"])
         found = next((part for part in parts if part.get("approval", {}).get("id") == approval), None)
         if asked is None or found is None:
             return "This question is closed."
         options = found["input"]["options"]
-        if choice not in options:
-            if approved is None or (not approved and len(options) != 2):
-                return "This is no option of the question."
-            choice = options[0 if approved else 1]
+        if approved is not None and (len(options) == 2 or choice not in options):
+            # The reason for a refusal may be the name of the first option.
+            choice = options[0] if approved else options[1] if len(options) == 2 else None
+        if choice not in options or (approved is False and choice == options[0]):
+            return "This is no option of the question."
         turn, number, mark = asked
         data = f"turn:{turn}:{number}:{options.index(choice)}:{mark}"
         query = {"id": "web", "from": self._from, "message": {"chat": self._chat}, "data": data}
@@ -179,8 +185,10 @@ class WebConversation:
 
     async def resumed(self) -> Chunks | None:
         """Return the stream of the running turn, or of one that has just ended; ``None`` if there is none."""
-        shown = await self.read()
+        shown = await self.read(NO_ENDED)
         asked = [each["id"] for each in (*self._running(shown), *self._waiting(shown)) if each["role"] == "user"]
+        if not asked:
+            shown = await self.read(max(shown.number - 1, 0))
         if not asked and shown.ended and await self._turns.clock.now() - shown.ended[-1]["at"] < REPLAYED:
             asked = [each["id"] for each in self._ended(shown.ended[-1]) if each["role"] == "user"]
         return self.answer_to(asked[-1]) if asked else None
@@ -216,8 +224,9 @@ class WebConversation:
         streamed: StreamedMessage | None = None,
     ) -> Chunks:
         """Yield the chunks of the message at a place among those of its turn, while there is one or it comes."""
-        started = False
-        async with aclosing(self.follow()) as looks:
+        started, now = False, await self.read(NO_ENDED)
+        # Turns that have ended before are read only if the message is not in a later one.
+        async with aclosing(self.follow(now.number if comes(now) else 0)) as looks:
             async for shown in looks:
                 target = None if shown is None else self._target(shown, place_of)
                 if shown is None:

@@ -77,7 +77,7 @@ def _question(turn: str, part: Mapping[str, Any]) -> Part:
     mark, options, choice = part["mark"][:_MARK], part["options"], part["choice"]
     approval: dict[str, Any] = {"id": f"{turn}:{part['ask']}:{mark}"}
     shown: Part = {
-        "type": "tool-ask", "toolCallId": f"ask-{part['ask']}-{mark}", "providerExecuted": True,
+        "type": "tool-ask", "toolCallId": f"{turn}:ask{part['ask']}", "providerExecuted": True,
         "input": {"question": part["question"], "options": options, "reply": part["reply"]},
     }  # fmt: skip
     if part["open"]:
@@ -92,9 +92,8 @@ def _question(turn: str, part: Mapping[str, Any]) -> Part:
 
 def open_questions(message: UiMessage) -> list[Part]:
     """Return the questions in a message that wait for an answer."""
-    return [
-        part for part in message["parts"] if part["type"] == "tool-ask" and part["state"] in (ASKED, "input-available")
-    ]
+    asked = (part for part in message["parts"] if ":ask" in part.get("toolCallId", ""))
+    return [part for part in asked if part["state"] in (ASKED, "input-available")]
 
 
 def approval_of(given: str) -> tuple[str, int, str] | None:

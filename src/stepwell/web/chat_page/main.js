@@ -44,7 +44,7 @@ function call({ data: { method, params } }) {
 }
 
 function view(part, old) {
-  if (part.type !== "text") return part.type === "tool-ask" ? question(part) : part.type === "data-call" ? call(part) : tool(part);
+  if (part.type !== "text") return part.toolCallId?.includes(":ask") ? question(part) : part.type === "data-call" ? call(part) : tool(part);
   // The node stays, so that a selection and the reading position survive.
   const node = old?.firstChild?.nodeType === Node.TEXT_NODE ? old : el("div", { class: "bubble" }, " ");
   if (part.text.startsWith(node.firstChild.data) && node === old) node.firstChild.appendData(part.text.slice(node.firstChild.data.length));
