@@ -122,7 +122,7 @@ async def test_a_dead_worker_and_its_full_queue_are_found(visits: Any, constants
     for number in range(3):
         await flow.submit({}, storage=visit.storage, flow_id=f"mail-{number}")
     click = Clicks(visit.page)
-    await click("link", "3 runs of mailing wait in the queue, and no worker runs this flow")
+    await click("link", "3 runs of mailing wait in the queue, and no worker of this flow was seen")
     await expect(visit.card("mailing").get_by_role("row")).to_have_count(4)
     async with worker([flow], storage=visit.storage):
         await visit.open("queues")

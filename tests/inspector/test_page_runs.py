@@ -61,7 +61,7 @@ async def test_the_overview_says_what_is_wrong_and_leads_there(visits: Any) -> N
     visit = await visits(allow_write=True)
     card = visit.card("Needs attention")
     await expect(card).to_contain_text("2 runs have failed")
-    await expect(card).to_contain_text("no worker runs this flow")
+    await expect(card).to_contain_text("no worker of this flow was seen")
     await card.get_by_role("link", name="2 runs have failed", exact=True).click()
     await expect(visit.card("Runs").get_by_role("row")).to_have_count(3)
     await visit.open("overview")

@@ -11,7 +11,8 @@ from typing import Annotated, Any, TypedDict
 import httpx
 import pytest
 
-from stepwell import MemoryStorage, Secret, record_type
+from stepwell import Log, MemoryStorage, Secret, record_type
+from stepwell.engine import Apply, Change, Get
 from stepwell.fsm import FSM, Flow, state
 from stepwell.inspector import inspector, requests, subject
 from stepwell.inspector.flows import KnownFlows
@@ -56,7 +57,7 @@ async def test_the_overview_has_counts_timers_runs_and_schedules(storage: Storag
     assert sorted((row["is_bad"], row["text"]) for row in found["problems"]) == [
         (False, "1 run waits for an answer or for other runs"),
         (True, "1 conversation of shop in 'voucher', a state that the flow 'order' does not have"),
-        (True, "1 run of approval waits in the queue, and no worker runs this flow"),
+        (True, "1 run of approval waits in the queue, and no worker of this flow was seen"),
         (True, "2 runs have failed"),
     ]
     assert [(row["name"], row["times"]) for row in found["schedules"]] == [("nightly", "every 3600 s")]
@@ -407,6 +408,19 @@ async def test_a_page_that_has_not_changed_is_not_sent_again(storage: Storage, b
     tag = {"If-None-Match": f"{shown['version']} admin"}
     assert (await client.get("/api/run?id=charge-1", headers=tag)).json()["run"]["status"] == "cancelled"
     assert (await client.get("/api/run?id=gone", headers=tag)).status_code == 404
+
+
+async def test_a_damaged_log_is_a_problem_and_does_not_hide_the_others(storage: Storage, browse: Browser) -> None:
+    log = Log(storage, "shop", "updates set aside")
+    await log.append({"update": "{}"})
+    stored = await storage.perform(Get(log.address, parts=True))
+    damaged = dict.fromkeys(stored.parts, "damaged")
+    await storage.perform(Apply(log.address, Change(storage.ids(), parts=damaged)))
+    client = await browse(app_of(storage))
+    found = await until(lambda: get(client, "overview"), lambda found: found["looked"])
+    texts = [row["text"] for row in found["problems"]]
+    assert [text for text in texts if text.startswith("a log of shop cannot be read")]
+    assert "2 runs have failed" in texts
 
 
 SORTED: list[tuple[str, list[str]]] = [

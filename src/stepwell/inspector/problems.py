@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from stepwell import Storage
 from stepwell.engine import TURNS, Due, Query, counted, log_tag, quoted
-from stepwell.errors import Unsupported
+from stepwell.errors import StoredDataError, Unsupported
 from stepwell.fsm.engine import refused_calls
 from stepwell.inspector.flows import KnownFlows
 from stepwell.operate.counts import AllCounts
@@ -96,7 +96,7 @@ def of_processes(
         number, since = _many(queue.waiting, queue.more, "run"), getattr(queue.next, "idle_since", None)
         if ("worker", queue.flow) not in served:
             verb = "waits" if queue.waiting == 1 else "wait"
-            text = f"{number} of {queue.flow} {verb} in the queue, and no worker runs this flow"
+            text = f"{number} of {queue.flow} {verb} in the queue, and no worker of this flow was seen"
             yield Problem(True, "queued", text, since, "queue", {"name": queue.name})
         elif since is not None and now - since > SLOW:
             text = f"the next of {number} in the queue of {queue.flow} has not been taken yet"
@@ -124,7 +124,12 @@ async def _of_storage(storage: Storage, running: Sequence[ProcessView]) -> tuple
     found: list[Problem] = []
     names = [*await bots(storage), *[name for each in running if each.kind == "bot" for name in each.names]]
     for bot in dict.fromkeys(names[:MOST]):
-        found += [each async for each in _of_bot(storage, bot, now)]
+        try:
+            found += [each async for each in _of_bot(storage, bot, now)]
+        except StoredDataError as error:
+            found.append(
+                Problem(True, "stuck", f"a log of {bot} cannot be read: {error}", None, "messages", {"bot": bot})
+            )
     late: list[Due] = []
     waiting: list[QueueView] = []
     with suppress(Unsupported):

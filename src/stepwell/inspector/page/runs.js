@@ -40,7 +40,7 @@ function chosenBar(app, rows) {
 function showRuns(app, found, params) {
   const columns = sortable(COLUMNS, "runs", params), ids = found.rows.map((row) => row.flow_id);
   const picks = app.allowWrite ? [{ label: "", class: "pick", head: pickAll(app, ids) }] : [];
-  return [card("Runs", params.status ? "" : "that have not ended, those that need a look first", app.allowWrite ? chosenBar(app, found.rows) : null,
+  return [card("Runs", params.status ? "" : params.sort ? "that have not ended" : "that have not ended, those that need a look first", app.allowWrite ? chosenBar(app, found.rows) : null,
     found.rows.length
       ? table([...picks, ...columns], found.rows.map((row) => ({ id: row.flow_id, class: app.chosen.has(row.flow_id) ? "chosen" : "", cells: [...(app.allowWrite ? [pick(app, row.flow_id, row.flow_id)] : []), ...cellsOf(row)] })))
       : nothing("No run matches.", params.status || Object.keys(params).length ? "Reset the filter to see all runs." : "Submit one with flow.submit(), and it appears here."),

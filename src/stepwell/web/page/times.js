@@ -24,7 +24,7 @@ export function moment(at, empty = "–") {
 
 // The time since a moment, for something that still lasts.
 export function lasting(since) {
-  return el("span", {}, span(Date.now() / 1000 - since));
+  return el("span", { title: new Date(since * 1000).toISOString() }, span(Date.now() / 1000 - since));
 }
 
 // The seconds that something took; null if they are not known.
