@@ -104,7 +104,7 @@ async def test_runs_are_sorted_by_the_address_and_several_are_retried_at_once(
     async with worker([charging, packing], storage=visit.storage):
         await visit.open("runs?status=finished")
         await expect(visit.card("Runs").get_by_role("row")).to_have_count(3)
-    await visit.open("runs?status=parked")
+    await visit.page.get_by_role("navigation", name="Counts").get_by_role("link", name="parked 1").click()
     await visit.page.get_by_label("Choose approve-1").check()
     await visit.press("Cancel the runs")
     confirm = visit.dialog.get_by_role("button", name="Cancel the run")
@@ -123,12 +123,14 @@ async def test_a_wait_of_80_seconds_shows_as_80_seconds(visits: Any) -> None:
         with pytest.raises(Parked):
             await flow.run({}, storage=visit.storage, flow_id="asked", keep=True)
         now += 80
-        await flow.resume("asked", "yes", storage=visit.storage)
+        await flow.answer("asked", "yes", by="anna", storage=visit.storage)
+        await flow.resume("asked", storage=visit.storage)
     finally:
         visit.storage.clock = None
     await visit.open("run?id=asked")
     row = visit.card("Timeline").get_by_role("row", name="approved")
     await expect(row.get_by_role("cell", name="80 s", exact=True)).to_be_visible()
+    await expect(row).to_contain_text("by anna")
     await expect(row.get_by_role("img")).to_have_attribute("aria-label", re.compile("waited 80 s, ran"))
 
 

@@ -61,6 +61,8 @@ def limited(page: dict[str, Any], *, sorting: bool = False) -> Callable[[int], N
             raise Enough
         # One more read, because a short list ends with this one.
         is_late = time.monotonic() >= end
+        if sorting and looked and is_late:
+            raise Enough
 
     return on_look
 

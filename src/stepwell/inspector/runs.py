@@ -38,6 +38,7 @@ async def runs(subject: Subject, params: Params) -> dict[str, Any]:
     """
     storage = subject.storage
     page: dict[str, Any] = {"rows": [], "after": None, "looked": 0, "complete": True}
+    page["counts"] = await _counts(subject, params.get("flow"))
     if params.get("id"):
         run = await show_run(storage, params["id"])
         return page | {"rows": [run_row(run, (await record_of_run(storage, run.flow_id)).version)], "looked": 1}
@@ -72,6 +73,17 @@ async def runs(subject: Subject, params: Params) -> dict[str, Any]:
             page["after"] = str(skip + requests.PAGE)
         found = sort(found)[skip : skip + requests.PAGE]
     return page | {"rows": [run_row(each.run, each.version) for each in found]}
+
+
+async def _counts(subject: Subject, flow: str | None) -> dict[str, list[int | bool]]:
+    """Return how many runs have each status, and whether there are more; empty while the first counts are made."""
+    found: dict[str, list[int | bool]] = {}
+    counted = await subject.counts()
+    for row in counted.runs if counted is not None else ():
+        if flow in (None, "", row.flow):
+            number, more = found.get(row.status, (0, False))
+            found[row.status] = [number + row.runs, more or row.more]
+    return found
 
 
 def _sort(params: Params, now: float) -> Callable[[list[ListedRun]], list[ListedRun]] | None:

@@ -2,7 +2,7 @@
 import { el } from "./dom.js";
 import { ages, field, select } from "./filters.js";
 import { pager } from "./pager.js";
-import { card, counted, link, nothing, pick, pickAll, sortable, table, text } from "./parts.js";
+import { amount, card, counted, link, nothing, pick, pickAll, sortable, table, text } from "./parts.js";
 import { status } from "./status.js";
 import { duration, lasting, moment } from "./times.js";
 
@@ -23,6 +23,14 @@ export function cellsOf(row) {
     row.why ?? (row.question === null || row.question === undefined ? null : text(row.question))];
 }
 
+// The statuses with their counts, as links that filter.
+function statuses(found, params) {
+  const tab = (name, content) => el("a", { class: "button tab", href: link("runs", { ...params, status: name, after: null, id: null }), "aria-current": (params.status ?? null) === name ? "true" : null }, ...content);
+  return el("nav", { class: "tabs", "aria-label": "Counts" }, tab(null, ["Not ended"]),
+    ...["stuck", "failed", "parked", "paused", "running", "queued", "sleeping", "finished", "cancelled"].filter((name) => found.counts[name] || params.status === name)
+      .map((name) => tab(name, [status(name), " ", el("span", { class: "number" }, amount(...(found.counts[name] ?? [0, false])))])));
+}
+
 // What can be done with all chosen runs: each only with those of a status that fits.
 function chosenBar(app, rows) {
   const chosen = rows.filter((row) => app.chosen.has(row.flow_id));
@@ -40,7 +48,7 @@ function chosenBar(app, rows) {
 function showRuns(app, found, params) {
   const columns = sortable(COLUMNS, "runs", params), ids = found.rows.map((row) => row.flow_id);
   const picks = app.allowWrite ? [{ label: "", class: "pick", head: pickAll(app, ids) }] : [];
-  return [card("Runs", params.status ? "" : params.sort ? "that have not ended" : "that have not ended, those that need a look first", app.allowWrite ? chosenBar(app, found.rows) : null,
+  return [card("Runs", params.status ? "" : params.sort ? "that have not ended" : "that have not ended, those that need a look first", statuses(found, params), app.allowWrite ? chosenBar(app, found.rows) : null,
     found.rows.length
       ? table([...picks, ...columns], found.rows.map((row) => ({ id: row.flow_id, class: app.chosen.has(row.flow_id) ? "chosen" : "", cells: [...(app.allowWrite ? [pick(app, row.flow_id, row.flow_id)] : []), ...cellsOf(row)] })))
       : nothing("No run matches.", params.status || Object.keys(params).length ? "Reset the filter to see all runs." : "Submit one with flow.submit(), and it appears here."),

@@ -54,12 +54,22 @@ function drawn(bars, first, last) {
 
 function details(entry) {
   const rows = [
-    entry.answered_by ? el("p", {}, `answered by ${entry.answered_by}`) : null,
     entry.error ? el("p", { class: "bad" }, `${entry.error[0]}: ${entry.error[1]}`) : null,
     ...["input", "output"].map((name) => (entry[name] === null || entry[name] === undefined ? null : el("div", {}, el("span", { class: "note" }, `${name}: `),
       typeof entry[name] === "object" && !Array.isArray(entry[name]) ? tree(entry[name]) : el("code", {}, text(entry[name]))))),
   ].filter(Boolean);
   return el("span", {}, entry.node, rows.length ? el("details", {}, el("summary", { "aria-label": `Details of ${entry.node}` }, "details"), ...rows) : null);
+}
+
+// How a node has ended and who has answered it, or what it does and how far its batch is.
+function outcome(entry, found) {
+  if (entry.open) {
+    const batch = found.progress.find((each) => each.node === entry.node);
+    return batch ? el("span", { class: "outcome" }, status(entry.status), el("progress", { max: batch.total, value: batch.done, "aria-label": `Items of ${batch.node}` }), `${batch.done} of ${batch.total}`) : status(entry.status);
+  }
+  if (entry.action === null) return entry.error ? status("failed") : null;
+  const action = entry.action === "default" ? el("span", { class: "none" }, "default") : entry.action;
+  return entry.answered_by ? el("span", {}, action, el("span", { class: "note" }, ` by ${entry.answered_by}`)) : action;
 }
 
 export function timeline(found) {
@@ -75,7 +85,7 @@ export function timeline(found) {
     const waited = waits ? total : entry.queued + entry.paused + entry.waited + entry.slept;
     return { id: `${at} ${entry.node} ${entry.open ? "open" : ""}`, cells: [
       entry.open ? el("b", { "aria-current": "step" }, entry.node) : details(entry),
-      entry.open ? status(entry.status) : entry.error && entry.action === null ? status("failed") : entry.action === null ? null : entry.action === "default" ? el("span", { class: "none" }, "default") : entry.action,
+      outcome(entry, found),
       moment(entry.started_at), waits || (entry.action === null && !entry.open) ? null : duration(total - entry.waited - entry.slept), waited ? duration(waited) : null,
       entry.attempts === null ? null : String(entry.attempts), drawn(drawings[at], first, last)] };
   });
