@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from stepwell.botfile import defines_router
 from tests.docs.cookbook import BOTS, page_of, with_code
 from tests.docs.page import ROOT
 
@@ -22,7 +23,8 @@ def test_there_are_ten_bots() -> None:
 
 
 @pytest.mark.parametrize("bot", BOTS, ids=name_of)
-def test_a_bot_is_short_and_its_page_shows_it_as_it_is(bot: Path) -> None:
+def test_a_bot_is_short_and_runs_by_stepwell_run_and_its_page_shows_it_as_it_is(bot: Path) -> None:
+    assert defines_router(bot)
     assert len(bot.read_text().splitlines()) <= 120
     assert page_of(bot).read_text() == with_code(bot), "run: python -m tests.docs.cookbook"
 
