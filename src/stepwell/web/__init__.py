@@ -1,4 +1,4 @@
-"""Chats on the web with the agents of turns. Its other modules are shared by the pages of the tools."""
+"""Chats on the web with the agents of turns, and what the pages of the tools share."""
 
 from __future__ import annotations
 
