@@ -5,7 +5,6 @@ Files in its folder let its turns go on. ``/`` is a page with useChat, ``/chat/`
 
 import asyncio
 import sys
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import uvicorn
@@ -74,12 +73,6 @@ def user(request):
 web = chat(turns, user=user, origins=["http://friend.example"])
 
 
-@asynccontextmanager
-async def lifespan(app):
-    async with web.worker():
-        yield
-
-
 def react_page(request):
     return HTMLResponse('<!doctype html><div id="root"></div><script type="module" src="/bundle.js"></script>')
 
@@ -90,7 +83,7 @@ app = Starlette(
         Route("/bundle.js", lambda request: FileResponse((FOLDER / "bundle").read_text())),
         Mount("/chat", web),
     ],
-    lifespan=lifespan,
+    lifespan=web.lifespan,
 )
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ class WebChat:
                 *file_routes(FILES),
             ],
             exception_handlers={404: not_found},
-            lifespan=self._lifespan if worker else None,
+            lifespan=self.lifespan if worker else None,
         )
 
     async def __call__(
@@ -115,7 +115,7 @@ class WebChat:
         await (self._app if answer is None else answer)(scope, receive, with_headers)
 
     def worker(self, **options: Any) -> AbstractAsyncContextManager[Turns]:
-        """Run turns within a block, for an application that this one is mounted in: ``async with web.worker():``.
+        """Run turns within a block: ``async with web.worker(client=client):``.
 
         ``options``: those of ``Turns.worker``. Give the client of the bot if people write to it in Telegram too.
         """
@@ -124,7 +124,8 @@ class WebChat:
         return self.turns.worker(**options)
 
     @asynccontextmanager
-    async def _lifespan(self, app: object) -> AsyncIterator[None]:
+    async def lifespan(self, app: object = None) -> AsyncIterator[None]:
+        """Run turns while a server runs: the ``lifespan`` of the application that this one is mounted in."""
         async with self.worker():
             yield
 
@@ -208,8 +209,8 @@ def chat(
         ``None`` for nobody, or a response, such as a redirect to your login. Nobody else sees their conversation.
     :param origins: the origins of other sites whose pages may use this one, such as ``"https://app.example.com"``.
     :param tools: whether people see the calls of tools with their arguments and results.
-    :param worker: run the turns in this process while the server runs. If the application is mounted in another one,
-        or another process runs the bot, use ``async with app.worker():`` there.
+    :param worker: run the turns in this process while the server runs, unless another process runs them. Where the
+        application is mounted, give the outer one its ``lifespan``.
     :param most_streams: how many streams one person may have open in this process.
     :param max_request: the largest request in bytes. ``useChat`` sends all messages of the chat each time.
 
