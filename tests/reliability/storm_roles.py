@@ -273,12 +273,12 @@ async def storm_answer(storage: Storage, report: Report, *, answered: list[str])
     flows = flows_of(storage, report)
     done = set(answered)
     running: set[asyncio.Task[None]] = set()
-    number = 0
+    me, number = storage.ids(), 0
 
     async def one(flow: NodeFlow, wait_id: str, node: str, *, run: bool) -> None:
         nonlocal number
         number += 1
-        by = f"{os.getpid()}-{number}"
+        by = f"{me}-{number}"
         report("answering", wait_id, by)
         try:
             if run:
@@ -382,7 +382,8 @@ async def _pause(flow: NodeFlow, flow_id: str) -> str:
 
 
 async def _signal(flow: NodeFlow, flow_id: str) -> str:
-    by = f"signal-{os.getpid()}-{random.randrange(1 << 32)}"
+    assert flow.storage is not None
+    by = f"signal-{flow.storage.ids()}"
     try:
         await flow.signal(flow_id, "go", {"node": "go", "by": by})
     except (RunFinished, RunCancelled):

@@ -67,7 +67,7 @@ class PollingBot(World):
     async def poll(self, life: Life) -> None:
         client = self.telegram.client()
         async with client:
-            await run_polling(make_router(self.store.storage()), client=client)
+            await run_polling(make_router(self.storage()), client=client)
 
 
 class Updates(World):
@@ -103,7 +103,7 @@ class Updates(World):
         while left := self.unacknowledged():
             self.choose.shuffle(left)
             try:
-                async with self.store.storage() as storage:
+                async with self.storage() as storage:
                     await converse(storage, life.report, deliveries=left, at_once=3, lease=2.0, pause=0.05)
             except (StepwellError, ExceptionGroup) as error:
                 life.report("error", type(error).__name__)

@@ -64,7 +64,7 @@ class Records(World):
 
     async def work(self, life: Life) -> None:
         """Run operations, and increment counters, until all are done."""
-        async with self.store.storage() as storage:
+        async with self.storage() as storage:
             number = len([each for each in self.lives if each.slot == life.slot])
             if number < 4:
                 await asyncio.gather(

@@ -103,20 +103,20 @@ class Storm(World):
         return [each for each in wanted if each[1] not in reported]
 
     async def submit(self, life: Life) -> None:
-        async with self.store.storage(sweep_every=None) as storage:
+        async with self.storage(sweep_every=None) as storage:
             missing = self.unreported("submitted", self.plan.submissions)
             await storm_submit(storage, life.report, submissions=missing, pause=0.5)
 
     async def answer(self, life: Life) -> None:
-        async with self.store.storage(sweep_every=None) as storage:
+        async with self.storage(sweep_every=None) as storage:
             await storm_answer(storage, life.report, answered=[line[1] for line in self.reports("answered")])
 
     async def control(self, life: Life) -> None:
         done = {(line[1], line[2]) for line in self.reports("acted")}
         plan = [each for each in self.plan.actions if (each[0], each[2]) not in done]
-        async with self.store.storage(sweep_every=None) as storage:
+        async with self.storage(sweep_every=None) as storage:
             await storm_control(storage, life.report, plan=plan)
 
     async def work(self, life: Life) -> None:
-        async with self.store.storage(sweep_every=None) as storage:
+        async with self.storage(sweep_every=None) as storage:
             await storm_worker(storage, life.report, concurrency=4)

@@ -93,10 +93,10 @@ class Agents(World):
 
     async def poll(self, life: Life) -> None:
         async with self.telegram.client() as client:
-            await run_polling(self.turns(self.store.storage(), life).as_router(), client=client)
+            await run_polling(self.turns(self.storage(), life).as_router(), client=client)
 
     async def serve(self, life: Life) -> None:
-        async with self.telegram.client() as client, self.store.storage() as storage:
+        async with self.telegram.client() as client, self.storage() as storage:
             sender = Sender(client)
             async with self.turns(storage, life).worker(send=sender.send, client=client, drain=1.0):
                 await asyncio.Event().wait()

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, S
 from contextvars import Context
 from typing import Any, ClassVar
 
+from stepwell import Storage
 from stepwell.errors import StorageError
 from stepwell.testing.simulated_store import NETWORK_FAULTS, SimulatedStore
 from stepwell.testing.simulation import SimulatedProcess, Simulation
@@ -68,6 +69,8 @@ class World(ABC):
             else draw(chosen, self.places, span=self.span, steps=self.steps, requests=self.requests, most=self.most)
         )
         self.skews = {slot: chosen.choice([0.0, 0.0, -30.0, 45.0]) for slot in sorted(self.places)}
+        #: Seconds for which lanes send a batch again. Without patience, the outcome of a lost write is unknown.
+        self.patience = chosen.choice([10.0, 10.0, 0.01])
         self.store = SimulatedStore(self.simulation, fault=self._fault_of)
         #: All lives of all processes, and the present one of each.
         self.lives: list[Life] = []
@@ -110,6 +113,10 @@ class World(ABC):
                 task.result()
 
     # Processes
+
+    def storage(self, **options: Any) -> Storage:
+        """Return the storage of a process."""
+        return self.store.storage(patience=self.patience, **options)
 
     def keep(self, slot: str, main: Callable[[Life], Coroutine[Any, Any, None]]) -> None:
         """Run a process, and start it again after each death, until the end or until it returns."""
