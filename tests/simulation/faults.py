@@ -40,7 +40,7 @@ def draw(
             # Many at the first steps, where a process takes up the work of another.
             at: float = choose.randint(1, choose.choice([steps // 10, steps]))
         elif kind in NETWORK_FAULTS or kind in TELEGRAM_FAULTS:
-            at = choose.randint(1, requests)
+            at = choose.randint(1, choose.choice([requests // 5, requests]))
         else:
             at = round(choose.uniform(0, span), 2)
         faults.append(Fault(kind, where, at, round(choose.uniform(0.5, 8), 1) if kind == "pause" else 0.0))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from tests.simulation.bots import PollingBot, Updates
 from tests.simulation.faults import Fault, shrunk
+from tests.simulation.logs import Logs, Timers
 from tests.simulation.records import Records
 from tests.simulation.runs import Storm
 from tests.simulation.turns import Agents
@@ -17,8 +18,8 @@ __all__ = ["Tally", "explain", "failure_of", "run_seeds", "world_of"]
 
 #: The worlds of twenty seeds in a row. The slow ones are rare.
 WORLDS: tuple[type[World], ...] = (
-    Records, Updates, PollingBot, Records, Agents, Records, Updates, PollingBot, Records, Updates,
-    Records, PollingBot, Records, Agents, Updates, Records, PollingBot, Records, Storm, PollingBot,
+    Records, Updates, PollingBot, Logs, Agents, Records, Timers, PollingBot, Updates, Logs,
+    Records, PollingBot, Timers, Agents, Updates, Records, PollingBot, Logs, Storm, Timers,
 )  # fmt: skip
 
 

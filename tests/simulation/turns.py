@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import pairwise
 from typing import Any
 
@@ -13,15 +14,17 @@ from stepwell.record import TURNS
 from stepwell.telegram import Sender, run_polling
 from stepwell.telegram.engine import updates_in_inbox
 from stepwell.testing.simulated_store import NETWORK_FAULTS
-from stepwell.turns import Turns
+from stepwell.turns import Turn, Turns
 from stepwell.turns.events import TurnEnded, TurnEvent, TurnStarted
-from tests.reliability.turn_roles import agent, answers_in
+from tests.reliability.turn_roles import LEASE, agent, answers_in
 from tests.simulation.faults import TELEGRAM_FAULTS
 from tests.simulation.telegram import Telegram
 from tests.simulation.world import Life, World
 
 __all__ = ["Agents"]
 
+#: What is streamed.
+WORDS = ("one", "two", "three")
 #: The first one may approve, the second one stops turns.
 ANN, BOB = 42, 43
 
@@ -42,7 +45,8 @@ class Agents(World):
         super().__init__(seed, faults)
         #: What the payment service has got.
         self.paid: Counter[str] = Counter()
-        self.policy = self.choose.choice(["merge", "queue", "steer"])
+        self.policy = self.choose.choice(["merge", "queue", "steer", "interrupt", "rollback"])
+        self.streams = self.choose.random() < 0.5
 
     async def live(self) -> None:
         self.telegram = Telegram(self)
@@ -79,7 +83,11 @@ class Agents(World):
         async def think() -> None:
             await asyncio.sleep(self.choose.choice([0, 0.1, 3]))
 
-        turns = agent(storage, pay, lambda point: None, think, on_busy=self.policy, collect=0.5, attempts=20)
+        options: dict[str, Any] = {"on_busy": self.policy, "collect": 0.5, "attempts": 20}
+        if self.streams:
+            turns = self.streaming(storage, think, **options)
+        else:
+            turns = agent(storage, pay, lambda point: None, think, **options)
         if life is not None:
 
             def note(event: TurnEvent) -> None:
@@ -89,6 +97,21 @@ class Agents(World):
                     life.report("ended", event.turn, event.how, event.error)
 
             turns.subscribe(note)
+        return turns
+
+    def streaming(self, storage: Any, think: Callable[[], Awaitable[None]], **options: Any) -> Turns:
+        """Return turns whose answers are streamed."""
+        turns = Turns("bot", storage=storage, lease=LEASE, **options)
+
+        @turns.handler
+        async def answer(turn: Turn) -> AsyncIterator[str]:
+            ids = " ".join(str(message.update.update_id) for message in turn.messages)
+            turn.history.append(ids)
+            yield f"{turn.id} [{ids}]"
+            for word in WORDS:
+                await think()
+                yield f" {word}"
+
         return turns
 
     async def poll(self, life: Life) -> None:
@@ -118,6 +141,8 @@ class Agents(World):
                 self.simulation.note(person.me["first_name"], "/stop", to="bot")
             elif action < 0.6:
                 await self.press(person)
+            elif action < 0.7:
+                await person.edit(f"{what} {person.id}-{number} edited")
 
     async def press(self, person: Person) -> None:
         """Press a button of the last question that has some."""
@@ -132,31 +157,31 @@ class Agents(World):
 
     def check(self, person: Person, history: list[Any]) -> None:
         """Check that each message was answered once, in order; those of stopped turns were in no other."""
-        messages = [
-            update["update_id"]
-            for update in self.telegram.bot.updates.all
-            if update.get("message", {}).get("from", {}).get("id") == person.id
-            and not update["message"]["text"].startswith("/")
-        ]
+        # The update of each message, for that update and for those of its edits.
+        by_message: dict[int, int] = {}
+        first: dict[int, int] = {}
+        for update in self.telegram.bot.updates.all:
+            message = update.get("message") or update.get("edited_message") or {}
+            if message.get("from", {}).get("id") == person.id and not message["text"].startswith("/"):
+                first[update["update_id"]] = by_message.setdefault(message["message_id"], update["update_id"])
         said = [message["text"] for message in person.messages if message["from"]["is_bot"]]
         answers = answers_in(said)
-        named = [number for ids, _ in answers.values() for number in ids]
+        named = [first[number] for ids, _ in answers.values() for number in ids]
         assert len(set(named)) == len(named), f"a message is in two turns: {answers}"
-        refused = said.count("You said no.")
         begun: dict[str, set[int]] = {}
         for _, turn, _, updates in self.reports("began"):
-            begun.setdefault(turn, set()).update(updates)
-        missing = set(messages) - set(named)
+            begun.setdefault(turn, set()).update(first.get(number, 0) for number in updates)
+        missing = set(by_message.values()) - set(named)
         # A turn may be stopped before it begins.
         unrun = [turn for _, turn, how, _ in self.reports("ended") if how == "stopped" and turn not in begun]
         in_no_turn = missing - set().union(*begun.values())
-        assert unrun or not in_no_turn, f"{in_no_turn} of {messages} were in no turn"
-        stopped = said.count("Stopped.")
-        if not (stopped or refused):
-            assert not missing, f"{missing} of {messages} were not answered: {said}"
+        assert unrun or not in_no_turn, f"{in_no_turn} of {first} were in no turn"
+        stops = "Stopped." in said or "You said no." in said or self.policy in ("interrupt", "rollback")
+        assert stops or not missing, f"{missing} of {first} were not answered: {said}"
         for (_, (ids, _)), (_, (later, _)) in pairwise(answers.items()):
-            assert max(ids) < min(later), f"the answers are out of order: {answers}"
-        kept = [
-            int(number) for entry in history if isinstance(entry, str) for number in entry.split() if number.isdigit()
-        ]
-        assert set(named) <= set(kept), f"the history has {kept}, not {named}"
+            assert first[max(ids)] < first[min(later)], f"the answers are out of order: {answers}"
+        if self.streams:
+            for turn, (_, words) in answers.items():
+                assert words == " ".join(WORDS) or "[stopped]" in words, f"the text of {turn} is {words}"
+        kept = {first[int(number)] for entry in history if isinstance(entry, str) for number in entry.split()}
+        assert set(named) <= kept, f"the history has {kept}, not {named}"

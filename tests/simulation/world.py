@@ -56,7 +56,7 @@ class World(ABC):
     span: ClassVar[float] = 20.0
     steps: ClassVar[int] = 400
     requests: ClassVar[int] = 60
-    most: ClassVar[int] = 6
+    most: ClassVar[int] = 8
 
     def __init__(self, seed: int, faults: Sequence[Fault] | None = None) -> None:
         self.seed = seed
