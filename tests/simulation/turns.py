@@ -10,6 +10,7 @@ from typing import Any
 
 from stepwell.botapi.keyboards import buttons_of
 from stepwell.botapi.person import Person
+from stepwell.errors import UnknownOutcome
 from stepwell.record import TURNS
 from stepwell.telegram import Sender, run_polling
 from stepwell.telegram.engine import updates_in_inbox
@@ -46,7 +47,7 @@ class Agents(World):
         #: What the payment service has got.
         self.paid: Counter[str] = Counter()
         self.policy = self.choose.choice(["merge", "queue", "steer", "interrupt", "rollback"])
-        self.streams = self.choose.random() < 0.5
+        self.style = self.choose.choice(["agent", "streaming", "tasks"])
 
     async def live(self) -> None:
         self.telegram = Telegram(self)
@@ -84,10 +85,13 @@ class Agents(World):
             await asyncio.sleep(self.choose.choice([0, 0.1, 3]))
 
         options: dict[str, Any] = {"on_busy": self.policy, "collect": 0.5, "attempts": 20}
-        if self.streams:
-            turns = self.streaming(storage, think, **options)
-        else:
-            turns = agent(storage, pay, lambda point: None, think, **options)
+        match self.style:
+            case "agent":
+                turns = agent(storage, pay, lambda point: None, think, **options)
+            case "streaming":
+                turns = self.streaming(storage, think, **options)
+            case _:
+                turns = self.asking_in_tasks(storage, pay, think, **options)
         if life is not None:
 
             def note(event: TurnEvent) -> None:
@@ -111,6 +115,40 @@ class Agents(World):
             for word in WORDS:
                 await think()
                 yield f" {word}"
+
+        return turns
+
+    def asking_in_tasks(
+        self, storage: Any, pay: Callable[[str], None], think: Callable[[], Awaitable[None]], **options: Any
+    ) -> Turns:
+        """Return turns that ask and call tools at the same time, so that a claim is released and made again."""
+        turns = Turns("bot", storage=storage, lease=LEASE, **options)
+
+        async def charge(text: str) -> str:
+            pay(text)
+            await think()
+            return "paid"
+
+        @turns.handler
+        async def answer(turn: Turn) -> None:
+            async def work() -> str:
+                await think()
+                try:
+                    done: str = await turn.tool(charge, turn.text, replay="never")
+                except UnknownOutcome:
+                    done = "unknown"
+                await think()
+                await turn.tool(think, replay="safe")
+                return done
+
+            messages = turn.messages[:]
+            async with asyncio.TaskGroup() as group:
+                asking = group.create_task(turn.ask("Sure?", timeout=self.choose.choice([1, 5])))
+                working = group.create_task(work())
+            more = [each for each in await turn.steered() if each not in messages]
+            ids = " ".join(str(message.update.update_id) for message in (*messages, *more))
+            turn.history.append(ids)
+            turn.answer(f"{turn.id} [{ids}] {working.result()} {asking.result().choice}")
 
         return turns
 
@@ -180,7 +218,7 @@ class Agents(World):
         assert stops or not missing, f"{missing} of {first} were not answered: {said}"
         for (_, (ids, _)), (_, (later, _)) in pairwise(answers.items()):
             assert first[max(ids)] < first[min(later)], f"the answers are out of order: {answers}"
-        if self.streams:
+        if self.style == "streaming":
             for turn, (_, words) in answers.items():
                 assert words == " ".join(WORDS) or "[stopped]" in words, f"the text of {turn} is {words}"
         kept = {first[int(number)] for entry in history if isinstance(entry, str) for number in entry.split()}

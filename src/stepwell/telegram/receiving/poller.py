@@ -120,6 +120,10 @@ class Poller:
         self._entered: int | None = None
         #: The tasks of updates that wait for their conversation.
         self._unclaimed: set[asyncio.Task[Any]] = set()
+        #: Which timers are held besides those of updates that are being handled.
+        self._held: Callable[[Address], bool] | None = None
+        #: The records of updates that are being handled and answered, and how many updates each has.
+        self._handling: Counter[Address] = Counter()
         #: When Telegram has answered a request for updates last, on the monotonic clock.
         self.polled_at: float | None = None
         self._stopping = asyncio.Event()
@@ -268,24 +272,31 @@ class Poller:
     def _hold(self, held: Callable[[Address], bool] | None) -> None:
         """Hold timers, and what is attached to the router: the rest of an album may be under way."""
         assert self._router.fsm is not None
-        self._router.fsm.hold_timers(held)
+        self._held = held
+        self._router.fsm.hold_timers(self._is_held)
         for other in self._router.attached:
             other.hold(held)
 
+    def _is_held(self, address: Address) -> bool:
+        # An update may be handled and not answered, and tried again for that: the answer of a timer would overtake it.
+        return address in self._handling or (self._held is not None and self._held(address))
+
+    def _address_of(self, update: Update) -> Address | None:
+        """Return where the conversation of an update is; ``None`` if it has none."""
+        key = self._key_of(update)
+        if key is not None:
+            with contextlib.suppress(StepwellError):
+                return self._fsm.storage.address(self._fsm.bot, key)
+        return None
+
     def _hold_timers_of(self, updates: list[dict[str, Any]]) -> None:
         """Hold only the timers of these updates' keys, until the task of their chat has ended."""
-        fsm = self._router.fsm
-        assert fsm is not None
         held: dict[Address, asyncio.Task[None]] = {}
         for update in map(Update.of, updates):
-            task, key = self._tasks.get(chat_of(update)), self._key_of(update)
-            if task is not None and key is not None:
-                with contextlib.suppress(StepwellError):
-                    held[fsm.storage.address(fsm.bot, key)] = task
-            for other in self._router.attached if task is not None else ():
-                address = other.address_of(update)
-                if address is not None and task is not None:
-                    held[address] = task
+            task = self._tasks.get(chat_of(update))
+            if task is not None:
+                addresses = [self._address_of(update), *(other.address_of(update) for other in self._router.attached)]
+                held |= {address: task for address in addresses if address is not None}
         self._hold(lambda address: address in held and not held[address].done())
 
     async def _fetch(self, poll: int) -> list[dict[str, Any]]:
@@ -462,10 +473,22 @@ class Poller:
 
     async def _process(self, unfinished: Unfinished) -> bool:
         """Handle an update and send its answers; return whether that is finished."""
-        failures = 0
         task = asyncio.current_task()
         assert task is not None
         number = unfinished.update.raw["update_id"]
+        address = self._address_of(unfinished.update)
+        if address is not None:
+            self._handling[address] += 1
+        try:
+            return await self._handle(unfinished, task, number)
+        finally:
+            if address is not None:
+                self._handling[address] -= 1
+                if not self._handling[address]:
+                    del self._handling[address]
+
+    async def _handle(self, unfinished: Unfinished, task: asyncio.Task[Any], number: int) -> bool:
+        failures = 0
 
         async def on_claim() -> None:
             if number in self._suspects:
