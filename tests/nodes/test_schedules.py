@@ -19,6 +19,8 @@ from stepwell.nodes.workers.ticks import Missed, Timing, tick_id
 from stepwell.record import SCHEDULES
 from stepwell.storage.operations import Claim
 from stepwell.testing import Clock
+from stepwell.testing.simulated_store import SimulatedStore
+from stepwell.testing.simulation import Simulation
 from tests.backends import Backend
 from tests.constants import Constants
 from tests.until import until
@@ -425,3 +427,24 @@ async def test_a_worker_starts_while_another_process_holds_its_schedule(storage:
     await storage.perform(Claim(storage.address(SCHEDULES, "nightly"), storage.ids(), 3600.0))
     async with asyncio.timeout(5), ticking(storage, flow, schedules=[every(60, flow)]):
         pass
+
+
+def test_a_worker_starts_although_another_one_declares_its_schedule_while_the_storage_does_not_answer() -> None:
+    async def start(store: SimulatedStore) -> None:
+        async with store.storage() as storage:
+            flow = linear(Note(), name="nightly", storage=storage)
+            async with worker([flow], schedules=[every(3600, flow, name="hourly")]):
+                pass
+
+    async def main(simulation: Simulation) -> None:
+        # The answer to the claim of the first worker, whose lease ends meanwhile.
+        store = SimulatedStore(simulation, fault=lambda at, number: "silent" if (at, number) == (one, 4) else None)
+        one, other = simulation.process("one"), simulation.process("other")
+        starting = one.start(start(store))
+        await asyncio.sleep(4)
+        await other.start(start(store))
+        await starting
+
+    for seed in range(5):
+        simulation = Simulation(seed)
+        simulation.run(main(simulation))

@@ -14,6 +14,7 @@ import pytest
 from stepwell.storage import reference
 from stepwell.testing.simulated_store import NETWORK_FAULTS, SimulatedStore
 from tests.reliability.dose import dose
+from tests.simulation.bots import PollingBot
 from tests.simulation.faults import TELEGRAM_FAULTS, Fault, shrunk
 from tests.simulation.records import Records
 from tests.simulation.seeds import WORLDS, explain, failure_of, run_seeds, world_of
@@ -80,6 +81,13 @@ def test_a_bug_is_found_and_its_seed_is_explained_in_one_line(bug: str, monkeypa
     assert "\n" not in line
     few = line.rpartition("suffice: ")[2].split("; ")
     assert set(few) <= set(map(str, Records(seed).faults)) | {"none"}
+
+
+def test_the_answer_of_a_timer_does_not_overtake_that_of_an_update_whose_commit_is_unknown() -> None:
+    for seed in range(40):
+        world = PollingBot(seed, [Fault("silent", "bot", 5)])
+        world.patience = 0.01
+        world.run()
 
 
 def test_a_schedule_is_shrunk_to_the_faults_that_matter() -> None:

@@ -62,12 +62,14 @@ class World(ABC):
         self.seed = seed
         self.simulation = Simulation(seed, allow=("clock",))
         self.choose = random.Random(f"world {seed}")
-        chosen = random.Random(f"faults {seed}")
+        drawn = random.Random(f"faults {seed}")
         self.faults = (
             list(faults)
             if faults is not None
-            else draw(chosen, self.places, span=self.span, steps=self.steps, requests=self.requests, most=self.most)
+            else draw(drawn, self.places, span=self.span, steps=self.steps, requests=self.requests, most=self.most)
         )
+        # Of its own, so that a run with other faults is the same in all else.
+        chosen = random.Random(f"settings {seed}")
         self.skews = {slot: chosen.choice([0.0, 0.0, -30.0, 45.0]) for slot in sorted(self.places)}
         #: Seconds for which lanes send a batch again. Without patience, the outcome of a lost write is unknown.
         self.patience = chosen.choice([10.0, 10.0, 0.01])

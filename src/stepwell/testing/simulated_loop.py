@@ -15,6 +15,7 @@ from heapq import heapify, heappop, heappush
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NoReturn, TypeVar
+from weakref import WeakSet
 
 import stepwell
 
@@ -178,6 +179,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._tasks: dict[int, SimulatedTask[Any]] = {}
         self._task_number = 0
         self._most_tasks = 64
+        #: The async generators of processes.
+        self._generators: WeakSet[Any] = WeakSet()
         #: The number of callbacks that were run, and a checksum of their order.
         self.steps: int = 0
         self.checksum: int = 0
@@ -319,6 +322,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         # Those of a process end with it.
         if current_process.get() is None:
             super()._asyncgen_firstiter_hook(agen)  # type: ignore[misc]
+        else:
+            self._generators.add(agen)
 
     def _asyncgen_finalizer_hook(self, agen: Any) -> None:
         if not self.over:
@@ -346,6 +351,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
                 if not task.done():
                     task._log_destroy_pending = False  # type: ignore[attr-defined]
                     _close(task.get_coro())
+            for generator in list(self._generators):
+                _end(generator)
         self._tasks.clear()
         self._timers.clear()
 
@@ -371,6 +378,16 @@ def _close(coroutine: Any) -> None:
             return
         except BaseException:  # noqa: BLE001 it awaits again, or its cleanup fails
             continue
+
+
+def _end(generator: Any) -> None:
+    closing = generator.aclose()
+    try:
+        closing.send(None)
+        for _ in range(MOST_CLOSINGS):
+            closing.throw(asyncio.CancelledError)
+    except BaseException:  # noqa: BLE001 it has ended, or its cleanup fails
+        return
 
 
 def _failed(task: SimulatedTask[Any]) -> bool:

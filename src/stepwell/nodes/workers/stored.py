@@ -17,7 +17,7 @@ from stepwell._secrets import quoted
 from stepwell.codec import decode_key
 from stepwell.codec.values import conform
 from stepwell.dispatch import TaskLimit, TimerSource
-from stepwell.errors import CorruptRecord, InvalidOption
+from stepwell.errors import CorruptRecord, InvalidOption, LeaseLost
 from stepwell.nodes.queue.submission import Submission
 from stepwell.nodes.queue.submitting import KEPT, submit
 from stepwell.nodes.workers.ticks import GRACE, Missed, Timing, tick_id
@@ -36,6 +36,8 @@ NEXT = "next"
 AT_ONCE, MOST_RUNS = 8, 1000
 #: The lease of a schedule in seconds. If a worker dies while it submits a tick, the tick is late by this time.
 LEASE = 3.0
+#: How often a schedule is declared whose lease ends meanwhile.
+DECLARES = 3
 #: Seconds to wait for a worker that holds a schedule; longer than the lease of one that has died.
 WAIT = 10.0
 
@@ -129,6 +131,19 @@ async def declare(
     if _is_declared(stored, declared):
         # Usual, and it does not wait for a worker that submits a tick.
         return
+    for attempt in range(1, DECLARES + 1):
+        try:
+            await _declare(storage, name, timing, declared, replace=replace)
+        except LeaseLost:
+            # The storage has answered more slowly than the lease, and a worker must not fail at its start for that.
+            if attempt == DECLARES:
+                raise
+        else:
+            return
+
+
+async def _declare(storage: Storage, name: str, timing: Timing, declared: list[Any], *, replace: bool) -> None:
+    *_, missed, shared, flow = declared
     async with hold(storage, name) as slot:
         known = slot.data if slot.found and conform(slot.data, _Fields)[1] is None else None
         if _is_declared(known, declared) and not replace:
