@@ -10,6 +10,7 @@ from typing import Any
 
 from stepwell.botapi.keyboards import buttons_of
 from stepwell.botapi.person import Person
+from stepwell.botapi.world import WorldEvent
 from stepwell.errors import UnknownOutcome
 from stepwell.record import TURNS
 from stepwell.telegram import Sender, run_polling
@@ -51,6 +52,8 @@ class Agents(World):
 
     async def live(self) -> None:
         self.telegram = Telegram(self)
+        # Someone who presses before the bot has noted that the question was sent.
+        self.telegram.telegram.watch(self.press_at_once)
         self.keep("poller", self.poll)
         self.keep("worker", self.serve)
         people = [self.telegram.person(ANN), self.telegram.person(BOB)]
@@ -145,6 +148,8 @@ class Agents(World):
             async with asyncio.TaskGroup() as group:
                 asking = group.create_task(turn.ask("Sure?", timeout=self.choose.choice([1, 5])))
                 working = group.create_task(work())
+            if self.choose.random() < 0.5:
+                await turn.ask("Really sure?", timeout=self.choose.choice([1, 5]))
             more = [each for each in await turn.steered() if each not in messages]
             ids = " ".join(str(message.update.update_id) for message in (*messages, *more))
             turn.history.append(ids)
@@ -181,6 +186,13 @@ class Agents(World):
                 await self.press(person)
             elif action < 0.7:
                 await person.edit(f"{what} {person.id}-{number} edited")
+
+    def press_at_once(self, event: WorldEvent) -> None:
+        buttons = list(buttons_of(event.body.get("reply_markup") or {})) if event.kind == "message" else []
+        if buttons and self.choose.random() < 0.3:
+            person = self.telegram.person(event.body["chat"]["id"])
+            query = {"from": dict(person.me), "message": event.body, "chat_instance": "1", "data": buttons[0].data}
+            self.telegram.telegram.ask(self.telegram.bot, "callback_query", query)
 
     async def press(self, person: Person) -> None:
         """Press a button of the last question that has some."""

@@ -257,6 +257,33 @@ def test_a_heartbeat_that_meets_a_question_does_not_claim_the_conversation_again
         assert simulation.run(main(simulation)) is None, "nobody holds the claim while the turn waits for people"
 
 
+def test_a_press_that_comes_before_the_claim_is_released_does_not_keep_it_for_the_next_question() -> None:
+    async def main(simulation: Simulation) -> str | None:
+        async with SimulatedStore(simulation).storage() as storage:
+            turns = Turns("bot", storage=storage, collect=0.0)
+
+            @turns.handler
+            async def answer(turn: Turn) -> None:
+                await turn.ask("First?")
+                await asyncio.sleep(simulation.random.choice([0.0, 0.1, 1.0]))
+                await turn.ask("Second?")
+
+            async def send(call: dict[str, Any]) -> None:
+                if call.get("text") == "First?":
+                    # The answer is stored before the card is removed from what is to be sent.
+                    assert await turns.decide(ANN, "Yes")
+
+            async with turns.worker(send=send, drain=0):
+                await turns.admit(People().message("it"))
+                await asyncio.sleep(10)
+                assert len((await turns.status(ANN)).questions) == 2
+                return (await storage.beside(turns.address(ANN))).holder
+
+    for seed in range(60):
+        simulation = Simulation(seed, allow=["clock"])
+        assert simulation.run(main(simulation)) is None, "nobody holds the claim while the turn waits for people"
+
+
 async def test_wrong_questions_are_refused() -> None:
     turns, people = Turns("bot", storage=MemoryStorage(), collect=0.0), People()
 

@@ -344,6 +344,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         """End the tasks of dead processes: their code runs to its end, and nothing that it does has an effect."""
         self.over = True
         self._waiting = _Discarded()
+        hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
         with warnings.catch_warnings():
             # Its last step may have made a coroutine that was not awaited yet.
             warnings.simplefilter("ignore", RuntimeWarning)
@@ -353,6 +354,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
                     _close(task.get_coro())
             for generator in list(self._generators):
                 _end(generator)
+        sys.unraisablehook = hook
         self._tasks.clear()
         self._timers.clear()
 
@@ -381,6 +383,9 @@ def _close(coroutine: Any) -> None:
 
 
 def _end(generator: Any) -> None:
+    if hasattr(generator.ag_await, "close"):
+        # It waits in its own cleanup, and cannot be closed meanwhile.
+        _close(generator.ag_await)
     closing = generator.aclose()
     try:
         closing.send(None)

@@ -31,7 +31,7 @@ from stepwell.turns.record import (
 )
 from stepwell.turns.running.display import Display
 from stepwell.turns.running.held import HeldRecord, sent
-from stepwell.turns.running.question import Decision, Questions
+from stepwell.turns.running.question import PAUSE, Decision, Questions
 from stepwell.turns.running.stream import Stream
 from stepwell.turns.running.tools import Tools, current, without_exit
 from stepwell.turns.running.transcript import Step, TurnTranscript
@@ -320,6 +320,8 @@ class Attempt(AttemptBase):
         # The watch of a suspended attempt looks rarely.
         self._news.set()
         self.take_news(turn)
+        # Nobody may have waited for the answer.
+        asyncio.get_running_loop().call_later(PAUSE, self.may_be_suspended)
 
     def take_news(self, turn: Running) -> None:
         """Stop the handler if its turn is to stop, and let its asks go on that have an answer."""

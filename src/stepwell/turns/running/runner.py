@@ -371,6 +371,8 @@ class Runner(RunnerBase):
 
         await record.write(answered)
         attempt.take_news(attempt.own(record.table))
+        # It was perhaps an earlier question, whose answer the handler has found by itself.
+        attempt.may_be_suspended()
         return False
 
     async def _end(self, attempt: Attempt) -> None:
