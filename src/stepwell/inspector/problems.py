@@ -5,18 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from stepwell import Storage
 from stepwell.engine import TURNS, Due, Query, counted, log_tag, quoted
-from stepwell.errors import StoredDataError, Unsupported
+from stepwell.errors import MissingExtra, StoredDataError, Unsupported
 from stepwell.fsm.engine import refused_calls
 from stepwell.inspector.flows import KnownFlows
 from stepwell.operate.counts import AllCounts
 from stepwell.operate.processes import LastHour, ProcessView, last_hour, processes
 from stepwell.operate.queues import QueueView, queues
 from stepwell.operate.records import bots, timers
-from stepwell.telegram.engine import updates_aside
 
 __all__ = ["Problem", "Seen", "look", "of_counts", "of_processes"]
 
@@ -147,17 +146,15 @@ async def _of_bot(storage: Storage, bot: str, now: float) -> AsyncIterator[Probl
         known = [each for each in times if each is not None]
         return Problem(True, status, text, min(known, default=None), page, {"bot": bot, **params})
 
-    if aside := await updates_aside(storage, bot, limit=MOST + 1):
-        yield problem(
-            [each.at for each in aside], "update", "failed or were set aside", "messages", "failed", box="failed"
-        )
+    if aside := await _aside(storage, bot):
+        yield problem([each.at for each in aside], "update", "failed or were set aside", "messages", "failed")
     refused: list[float | None] = []
     async for call in refused_calls(storage, bot):
         refused.append(call.at)
         if len(refused) > MOST:
             break
     if refused:
-        yield problem(refused, "answer", "been refused", "messages", "refused", box="refused")
+        yield problem(refused, "answer", "been refused", "messages", "refused")
     with suppress(Unsupported):
         turns = await storage.page(Query(TURNS, tag=log_tag(bot, "failed")), None, MOST + 1)
         if turns.records:
@@ -167,6 +164,16 @@ async def _of_bot(storage: Storage, bot: str, now: float) -> AsyncIterator[Probl
             yield problem(
                 [each.deadline for each in overdue], "timer", "not fired; does the bot run?", "records", "late"
             )
+
+
+async def _aside(storage: Storage, bot: str) -> list[Any]:
+    """Return the updates of a bot that failed or were set aside."""
+    try:
+        # Imported here because it needs the bot extra, which only machines with bots have.
+        from stepwell.telegram.engine import updates_aside
+    except MissingExtra:
+        return []
+    return await updates_aside(storage, bot, limit=MOST + 1)
 
 
 def _many(number: int, more: bool, noun: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from math import inf
 from typing import Any, NamedTuple
 
 from stepwell import Storage
@@ -60,15 +62,20 @@ class UnsentCalls(NamedTuple):
     calls: list[tuple[str, int | str | None]]
 
 
-async def unsent_calls(storage: Storage, bot: str, *, limit: int) -> list[UnsentCalls]:
-    """Return the unsent calls of a bot, the next ones first."""
+async def unsent_calls(storage: Storage, bot: str, *, limit: int, most: float = inf) -> list[UnsentCalls]:
+    """Return the unsent calls of a bot, the next ones first.
+
+    It reads the records with timers, the next ones first, and at most about ``most`` of them. Calls are tried again
+    soon, so they are among the first.
+    """
     found: list[UnsentCalls] = []
-    namespace, last = encode_namespace(bot, storage.limits), None
+    namespace, last, looked = encode_namespace(bot, storage.limits), None, 0
     await storage.ensure_open()
-    while len(found) < limit:
+    while len(found) < limit and looked < most:
         page: list[Due] = await storage.due(namespace, before=END, limit=PAGE, after=last)
-        for due in page:
-            stored: Stored | None = await storage.perform(Get(due.address))
+        looked += len(page)
+        records: list[Stored | None] = await asyncio.gather(*(storage.perform(Get(due.address)) for due in page))
+        for due, stored in zip(page, records, strict=True):
             if stored is None:
                 continue
             try:
