@@ -31,8 +31,8 @@ from stepwell.inspector.subject import COUNTED, Subject
 from stepwell.nodes import Node, NodeFlow, Wait, linear
 from stepwell.operate.counts import all_counts
 from stepwell.operate.records import RecordFilter, listed
+from stepwell.record import DAY, Change, OpenedHead, Place, Queue
 from stepwell.record import RUNS as RUNS_NAMESPACE
-from stepwell.record import Change, OpenedHead, Place, Queue
 from stepwell.storage import Apply, Get
 
 STORED, RUNS = int(os.environ.get("STORED", "1000000")), int(os.environ.get("RUNS", "100000"))
@@ -87,6 +87,8 @@ PAGES: dict[str, tuple[str, dict[str, str]]] = {
     "one queue": ("queue", {"name": "import"}),
     "one queue, the 20th page": ("queue", {"name": "import", "after": "1000"}),
     "flows": ("flow_counts", {}),
+    "messages": ("messages", {"bot": "bot"}),
+    "audit": ("audit", {}),
     "counts per state and status": ("", {}),
 }
 
@@ -243,7 +245,9 @@ async def write(storage: Storage, records: Iterable[tuple[str, Any, OpenedHead, 
     for bot, key, head, data, queue in records:
         address = storage.address(bot, key)
         seal = storage.seal(address)
-        change = Change(write=storage.ids(), head=seal.head(head), set=seal.fields(data), queue=queue)
+        # Every fourth conversation has a timer.
+        deadline = time.time() + DAY if data.get("count", 1) % 4 == 0 else None
+        change = Change(storage.ids(), head=seal.head(head), set=seal.fields(data), queue=queue, deadline=deadline)
         batch.append(Apply(address, change))
         if len(batch) == BATCH:
             await flush()
