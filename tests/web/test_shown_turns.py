@@ -287,6 +287,25 @@ async def test_tools_can_be_hidden(storage: MemoryStorage) -> None:
         assert await Page(turns, tools=False).shown() == [("user", "hello"), ("assistant", "TEA")]
 
 
+async def test_tools_of_frameworks_are_shown_with_their_arguments_and_the_value_of_their_results(
+    storage: MemoryStorage,
+) -> None:
+
+    async def work(arguments: Any) -> dict[str, str]:
+        return {"wrapped": "TEA"}
+
+    async def answer(turn: Turn) -> None:
+        for call, shown in (("1", lambda result: result["wrapped"]), ("2", lambda result: result["missing"])):
+            await turn.call_tool(work, ['{"what": "tea"}'], name="look", call_id=call, shown=shown)
+
+    async with running(storage, answer) as turns:
+        page = Page(turns)
+        await page.ask("m1", "hello")
+        first, second = (await page.conversation.messages())[1]["parts"]
+        assert (first["type"], first["input"], first["output"]) == ("tool-look", {"what": "tea"}, "TEA")
+        assert second["output"] == "dict"
+
+
 async def test_a_tool_whose_outcome_is_unknown_is_shown_as_such(storage: MemoryStorage) -> None:
     page: Page
 

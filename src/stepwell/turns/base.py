@@ -113,7 +113,7 @@ class TranscriptBase(ABC):
         """Add a call of a tool, which is known by the part with its intent."""
 
     @abstractmethod
-    def tool_ended(self, part: str, outcome: str, value: Any) -> None:
+    def tool_ended(self, part: str, outcome: str, value: Any, shown: Callable[[Any], Any] | None = None) -> None:
         """Add how a call of a tool has ended: ``returned``, ``raised`` or ``unknown``."""
 
     @abstractmethod
@@ -210,6 +210,7 @@ class AttemptBase(ABC):
         replay: Replay,
         name: str | None = None,
         call_id: str | None = None,
+        shown: Callable[[Any], Any] | None = None,
     ) -> Any:
         """Call a function, or give what it has returned in an earlier attempt."""
 

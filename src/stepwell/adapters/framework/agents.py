@@ -155,8 +155,16 @@ async def call_tool(
         first.append(await run())
         return store(first[0])
 
+    def shown(stored: Any) -> Any:
+        result = restore(stored)
+        # Frameworks wrap the value of a tool.
+        found = (getattr(result, name) for name in ("return_value", "content") if hasattr(result, name))
+        return str(result) if isinstance(result, Exception) else next(found, result)
+
     try:
-        stored = await turn.call_tool(work, [arguments], replay=replay, name=name, call_id=digest_of(place))
+        stored = await turn.call_tool(
+            work, [arguments], replay=replay, name=name, call_id=digest_of(place), shown=shown
+        )
     except UnknownOutcome:
         return unknown
     return first[0] if first else restore(stored)

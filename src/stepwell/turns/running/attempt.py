@@ -111,8 +111,9 @@ class Attempt(AttemptBase):
         replay: Replay,
         name: str | None = None,
         call_id: str | None = None,
+        shown: Callable[[Any], Any] | None = None,
     ) -> Any:
-        return await self.tools.call(function, args, kwargs, replay=replay, name=name, call_id=call_id)
+        return await self.tools.call(function, args, kwargs, replay=replay, name=name, call_id=call_id, shown=shown)
 
     async def keep(self, value: Any) -> None:
         with self.busy():

@@ -114,6 +114,7 @@ class Tools:
         replay: Replay,
         name: str | None = None,
         call_id: str | None = None,
+        shown: Callable[[Any], Any] | None = None,
     ) -> Any:
         """Call a function, or give what it has returned in an earlier attempt."""
         check_replay(replay)
@@ -133,7 +134,8 @@ class Tools:
             transcript.tool(part, name, args, kwargs)
         if known is not None and (known.outcome is not None or known.unknown):
             if transcript is not None:
-                transcript.tool_ended(part, known.outcome or "unknown", known.value)
+                returned = known.outcome == "returned"
+                transcript.tool_ended(part, known.outcome or "unknown", known.value, shown if returned else None)
             if known.outcome == "returned":
                 return known.value
             if known.outcome == "raised":
@@ -147,7 +149,7 @@ class Tools:
             if replay == "never":
                 await self._attempt.store({part: intent.seal(self._seal, part)})
             self.effects[part] = intent
-            return await self._run(part, intent, functools.partial(function, *args, **kwargs))
+            return await self._run(part, intent, functools.partial(function, *args, **kwargs), shown)
 
     def _earlier(self, part: str, intent: Effect) -> str | None:
         """Return the part of the same call of an earlier attempt: this one, or another one if the order has changed."""
@@ -173,7 +175,9 @@ class Tools:
             if each.outcome is not None or each.replay == "never"
         ]
 
-    async def _run(self, part: str, intent: Effect, function: Callable[[], Any]) -> Any:
+    async def _run(
+        self, part: str, intent: Effect, function: Callable[[], Any], shown: Callable[[Any], Any] | None
+    ) -> Any:
         task = asyncio.ensure_future(without_exit(f"the tool {intent.name}", call_function(function)))
         try:
             await asyncio.wait({task})
@@ -185,11 +189,13 @@ class Tools:
                 task.cancel()
                 await asyncio.wait({task}, timeout=GRACE)
             if task.done() and not task.cancelled():
-                await self._attempt.protected(self._ended(part, intent, task))
+                await self._attempt.protected(self._ended(part, intent, task, shown))
             raise
-        return await self._attempt.protected(self._ended(part, intent, task))
+        return await self._attempt.protected(self._ended(part, intent, task, shown))
 
-    async def _ended(self, part: str, intent: Effect, task: asyncio.Future[Any]) -> Any:
+    async def _ended(
+        self, part: str, intent: Effect, task: asyncio.Future[Any], shown: Callable[[Any], Any] | None
+    ) -> Any:
         """Store how a call has ended; return its result, or raise its error."""
         if task.cancelled():
             # It was cancelled from inside, so nobody knows how far it has come.
@@ -209,7 +215,8 @@ class Tools:
             effect = intent.raised(refused)
         self.effects[part] = effect
         if self._attempt.transcript is not None:
-            self._attempt.transcript.tool_ended(part, effect.outcome or "", effect.value)
+            returned = effect.outcome == "returned"
+            self._attempt.transcript.tool_ended(part, effect.outcome or "", effect.value, shown if returned else None)
         await self._attempt.store({part: text})
         if error is not None:
             raise error

@@ -7,8 +7,10 @@ and are written with its other writes. The write that ends the turn replaces the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from json import loads
 from typing import Any, Final, TypeAlias
 
 from stepwell import Storage
@@ -103,15 +105,17 @@ class TurnTranscript(TranscriptBase):
             self._add(step)
 
     def tool(self, part: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        given: Any = dict(kwargs)
-        if args:
-            # Adapters of agent frameworks give all arguments as one.
-            given = args[0] if len(args) == 1 and isinstance(args[0], Mapping) and not kwargs else {"args": list(args)}
-            given = {**given, **kwargs}
+        given: Any = {"args": list(args), **kwargs} if args else dict(kwargs)
+        if len(args) == 1 and not kwargs:
+            # Adapters of agent frameworks give all arguments as one, some of them as JSON.
+            one = args[0]
+            with suppress(ValueError):
+                one = loads(one) if isinstance(one, str) and one.startswith("{") else one
+            given = one if isinstance(one, Mapping) else given
         self._add({"tool": name, "id": _tool_id(part), "input": self._shown(given)})
 
-    def tool_ended(self, part: str, outcome: str, value: Any) -> None:
-        self._add({"end": _tool_id(part), "outcome": outcome, "value": self._shown(value)})
+    def tool_ended(self, part: str, outcome: str, value: Any, shown: Callable[[Any], Any] | None = None) -> None:
+        self._add({"end": _tool_id(part), "outcome": outcome, "value": self._shown(value, shown)})
 
     def ask(self, question: OpenQuestion, text: str) -> None:
         self._add(
@@ -181,11 +185,12 @@ class TurnTranscript(TranscriptBase):
                 # The next write of the turn fails too, or has them.
                 pause = 1.0
 
-    def _shown(self, value: Any) -> Any:
+    def _shown(self, value: Any, shown: Callable[[Any], Any] | None = None) -> Any:
         seal = self._attempt.record.seal
         try:
+            value = value if shown is None else shown(value)
             text = seal.json(value, seal.limit)
-        except StepwellError:
+        except Exception:  # noqa: BLE001 what cannot be shown is no error of the tool
             return type(value).__name__
         return value if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}…"
 

@@ -160,14 +160,15 @@ class Turn:
         replay: Replay = "never",
         name: str | None = None,
         call_id: str | None = None,
+        shown: Callable[[Any], Any] | None = None,
     ) -> Any:
         """Call a function as ``tool`` does, for the adapter of an agent framework.
 
         ``name``: what it is called in lists and errors. ``call_id``: by what a later attempt finds the stored result,
-        instead of by the position of the call.
+        instead of by the position of the call. ``shown``: returns what pages show of a result.
         """
         return await self._attempt.call_tool(
-            function, tuple(args), kwargs or {}, replay=replay, name=name, call_id=call_id
+            function, tuple(args), kwargs or {}, replay=replay, name=name, call_id=call_id, shown=shown
         )
 
     async def keep(self, value: Any) -> None:
