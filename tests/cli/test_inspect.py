@@ -83,3 +83,43 @@ async def test_wrong_input_gives_one_line(
     done = await command("inspect", *arguments)
     assert (done.code, done.out, done.err.count("\n")) == (2 if "--port" in arguments else 1, "", 1)
     assert message in done.err
+
+
+async def test_people_and_a_proxy_of_a_file_get_in_with_their_roles(tmp_path: Path) -> None:
+    url, access = f"sqlite:///{tmp_path}/shop.db", tmp_path / "access.toml"
+    async with open_storage(url) as storage:
+        await shop.fill(storage)
+    token, secret = "the token of otto 123", "the secret of the proxy"
+    access.write_text(
+        f'[people.otto]\ntoken = "{token}"\nrole = "operator"\n[proxy]\nsecret = "{secret}"\n[roles]\nanna = "admin"\n'
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "stepwell", "inspect", url, "--access", str(access), "--allow-host", "admin.example",
+        cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env={**os.environ, "COLUMNS": "200"},
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(60), httpx.AsyncClient() as client:
+            printed = ""
+            while not (found := re.search(r"^  (http://127\.0\.0\.1:\d+/)\n", printed, re.MULTILINE)):
+                printed += (await process.stdout.readline()).decode()
+            assert "token" not in found[1]
+            assert token not in printed
+            # The browser speaks to the proxy, which has another name and port.
+            proxied = {"Host": "admin.example", "X-Stepwell-Proxy": secret, "X-Forwarded-User": "anna"}
+            shown = (await client.get(f"{found[1]}api/overview", headers=proxied)).json()
+            assert (shown["person"], shown["role"]) == ("anna", "admin")
+            assert (await client.get(found[1], params={"token": token})).status_code == 200
+            shown = (await client.get(f"{found[1]}api/overview")).json()
+            assert (shown["person"], shown["role"]) == ("otto", "operator")
+    finally:
+        process.send_signal(signal.SIGTERM)
+        await process.wait()
+    assert process.stderr is not None
+    assert secret not in (await process.stderr.read()).decode()
+
+
+async def test_a_file_and_allow_write_are_not_given_together(command: Command, tmp_path: Path) -> None:
+    done = await command("inspect", f"sqlite:///{tmp_path}/a.db", "--access", "a.toml", "--allow-write")
+    assert done.code != 0
+    assert "give --access or --allow-write" in done.err

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from stepwell.fsm import FSM
+from stepwell.nodes import Node, NodeFlow
 from stepwell.operate.audit import recorded
 from stepwell.storage import Storage
 from stepwell.telegram.engine import updates_in_inbox
@@ -172,3 +173,20 @@ async def test_the_audit_is_paged_and_shows_what_was_changed(filled: tuple[Stora
     assert page["rows"][0]["subject"] == ["record", "desk", "(42,42)"]
     older = await get(client, "audit", before=str(page["before"]))
     assert [row["after"] for row in older["rows"]] == [{"text": "message 1"}, {"text": "message 0"}]
+
+
+async def test_runs_conversations_and_turns_of_a_chat_lead_to_each_other(
+    filled: tuple[Storage, People], browse: Browser
+) -> None:
+    storage, _ = filled
+    client = await browse(app_of(storage))
+    flow: NodeFlow = NodeFlow(Node(name="Ship"), name="shipping")
+    await flow.submit({}, storage=storage, flow_id="ship-1", tags={"bot": "desk", "chat": 42})
+    await flow.submit({}, storage=storage, flow_id="ship-2", tags={"chat": 42})
+    record, turn = ["record", "desk", "(42,42)"], ["turn", "desk", "(42,0)"]
+    assert (await get(client, "turn", **subject(42)))["places"] == [record]
+    shown = await get(client, "record", bot="desk", key="(42,42)")
+    assert (shown["chats"], shown["places"]) == (["42"], [turn])
+    for flow_id in ("ship-1", "ship-2"):
+        assert (await get(client, "run", id=flow_id))["places"] == [record, turn]
+    assert {row["flow_id"] for row in (await get(client, "runs", tag="chat=42"))["rows"]} == {"ship-1", "ship-2"}

@@ -43,9 +43,8 @@ async def test_a_question_is_answered_and_the_second_answer_is_told_that_it_is_l
     await visit.confirm("Send")
     await expect(visit.page.locator("#toasts")).to_contain_text("The reply is stored")
     await expect(visit.card("desk (42,0)")).to_contain_text(re.compile("unsent calls *1"))
-    await visit.page.get_by_role("link", name="conversations of 42").click()
-    await visit.page.get_by_role("link", name="(42,42)").click()
-    await expect(visit.page.get_by_role("link", name="turn of 42")).to_be_visible()
+    await visit.page.get_by_role("link", name="conversation desk (42,42)").click()
+    await expect(visit.page.get_by_role("link", name="turn desk (42,0)")).to_be_visible()
 
 
 async def test_chosen_messages_are_changed_together_and_the_audit_shows_who_did_it(visits: Any) -> None:

@@ -47,6 +47,8 @@ def add(commands: Commands) -> None:
 def _inspect(options: argparse.Namespace) -> int:
     urls = [each for each in options.given if "://" in each]
     codes = [each for each in options.given if "://" not in each]
+    if options.access is not None and options.allow_write:
+        raise UsageError("give --access or --allow-write: the roles in the file say who may edit")
     if len(urls) + bool(options.storage) > 1:
         raise UsageError("give one storage: stepwell inspect URL, or --storage URL")
     options.storage = urls[0] if urls else options.storage
@@ -73,8 +75,6 @@ async def _serve(options: argparse.Namespace, storage: Storage, flows: list[Any]
     from stepwell.inspector.access import read_access
     from stepwell.inspector.server import InspectorServer
 
-    if options.access is not None and options.allow_write:
-        raise UsageError("give --access or --allow-write: the roles in the file say who may edit")
     access = None if options.access is None else read_access(options.access)
     async with (
         storage,

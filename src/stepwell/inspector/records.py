@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Final
 
 from stepwell import Storage
 from stepwell.engine import ANY, KEEP, Address, Version, quoted
-from stepwell.errors import UsageError
+from stepwell.errors import Unsupported, UsageError
 from stepwell.inspector import requests
 from stepwell.inspector.flows import KnownFlows
 from stepwell.inspector.requests import Action, Enough, Given, Params, View, fields, limited, number, text, value
 from stepwell.inspector.subject import Subject
 from stepwell.operate import edits
 from stepwell.operate.record import Missing, RecordView, parsed_version, read, resolve, show_at, view
-from stepwell.operate.records import RecordFilter, bots, check_bot, listed
+from stepwell.operate.records import RecordFilter, bots, check_bot, listed, places_of_chat
 from stepwell.web.display import as_json
 
-__all__ = ["ACTIONS", "VIEWS", "changed"]
+__all__ = ["ACTIONS", "VIEWS", "changed", "places"]
 
+#: Of how many chats of one conversation the others are looked for.
+MOST_CHATS = 3
 #: Seconds that an edit waits for a handler that holds the record.
 PATIENCE = 5.0
 
@@ -81,7 +85,25 @@ async def record(subject: Subject, params: Params) -> dict[str, Any]:
     """Return one record."""
     storage = subject.storage
     address = await resolve(storage, params.get("bot", ""), params.get("key", ""))
-    return record_json(await show_at(storage, address))
+    shown = await show_at(storage, address)
+    chats = [tag.removeprefix("chat:") for tag in shown.tags if tag.startswith("chat:")]
+    return {
+        **record_json(shown),
+        "chats": chats,
+        "places": await places(storage, chats, [shown.bot], ("record", shown.key)),
+    }
+
+
+async def places(
+    storage: Storage, chats: Sequence[int | str], names: Sequence[str], own: tuple[str, str] = ("", "")
+) -> list[tuple[str, str, str]]:
+    """Return the conversations in some chats, for the links between them. ``own``: the kind and key to leave out."""
+    found: list[tuple[str, str, str]] = []
+    with suppress(Unsupported):
+        for chat in chats[:MOST_CHATS]:
+            there = await places_of_chat(storage, chat, names)
+            found += [each for each in there if (each[0], each[2]) != own]
+    return found
 
 
 def record_json(record: RecordView) -> dict[str, Any]:

@@ -13,18 +13,22 @@ from stepwell.engine import quoted
 from stepwell.errors import InvalidOption, UsageError
 from stepwell.inspector import requests
 from stepwell.inspector.flows import KnownFlows
+from stepwell.inspector.records import places
 from stepwell.inspector.requests import Action, Enough, Given, Params, View, fields, limited, number, text, value
 from stepwell.inspector.subject import Subject
 from stepwell.nodes import Answered, HistoryEntry, NodeFlow, Run
 from stepwell.nodes.engine import FINAL, flow_of_wait
 from stepwell.operate import runs as operated
 from stepwell.operate.edits import Edit
+from stepwell.operate.records import bots
 from stepwell.operate.run_list import OPEN, DamagedRun, ListedRun, RunFilter, check_status, listed_runs
 from stepwell.operate.runs import reason_of, record_of_run, shared_of, show_history, show_run, shown_value
 from stepwell.web.display import as_json
 
 __all__ = ["ACTIONS", "TAGS", "VIEWS", "run_json", "run_row"]
 
+#: Of how many bots the conversations are looked for that are in the chat of a run.
+MOST_BOTS = 10
 #: Seconds that a request waits for a run to stop.
 STOPPING = 20.0
 #: The statuses of runs that have not ended, those that need an operator first.
@@ -166,7 +170,11 @@ async def tag_of_run(subject: Subject, params: Params) -> str:
 async def run(subject: Subject, params: Params) -> dict[str, Any]:
     """Return one run."""
     storage = subject.storage
-    return await run_json(storage, params.get("id", ""))
+    found = await run_json(storage, params.get("id", ""))
+    tags = (await show_run(storage, found["flow_id"])).tags
+    chats = [tags["chat"]] if "chat" in tags else []
+    names = [str(tags["bot"])] if "bot" in tags else (await bots(storage))[:MOST_BOTS] if chats else []
+    return {**found, "chats": list(map(str, chats)), "places": await places(storage, chats, names)}
 
 
 async def run_json(storage: Storage, given: str) -> dict[str, Any]:

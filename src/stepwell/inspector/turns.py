@@ -9,6 +9,7 @@ from stepwell.engine import quoted
 from stepwell.errors import UsageError
 from stepwell.inspector import requests
 from stepwell.inspector.flows import KnownFlows
+from stepwell.inspector.records import places
 from stepwell.inspector.requests import Action, Enough, Given, Params, View, chosen, limited, text
 from stepwell.inspector.subject import Subject
 from stepwell.operate import turns as operate
@@ -66,7 +67,8 @@ def _row(view: ConversationView) -> dict[str, Any]:
 async def turn(subject: Subject, params: Params) -> dict[str, Any]:
     """Return one conversation with its turn."""
     view = await show_conversation(subject.storage, params.get("bot", ""), params.get("key", ""))
-    return await _turn_json(subject.storage, view)
+    others = await places(subject.storage, view.chats, [view.bot], ("turn", view.key))
+    return {**await _turn_json(subject.storage, view), "places": others}
 
 
 async def _turn_json(storage: Storage, view: ConversationView) -> dict[str, Any]:

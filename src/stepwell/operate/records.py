@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,7 +21,9 @@ from stepwell.engine import (
     Stored,
     decode_key,
     decode_namespace,
+    encode_key,
     encode_namespace,
+    log_tag,
     quoted,
 )
 from stepwell.errors import StepwellError, StoredDataError
@@ -39,6 +41,7 @@ __all__ = [
     "check_bot",
     "counted",
     "listed",
+    "places_of_chat",
     "timers",
 ]
 
@@ -115,6 +118,19 @@ async def bots_with_logs(storage: Storage) -> list[str]:
 async def _bots_in(storage: Storage, namespace: str) -> set[str]:
     """Return the names of the bots in the keys of a namespace. It reads its records."""
     return {decode_key(address.key)[0] async for page in pages(storage, Query(namespace)) for address, _ in page}
+
+
+async def places_of_chat(
+    storage: Storage, chat: int | str, names: Sequence[str], *, limit: int = 5
+) -> list[tuple[str, str, str]]:
+    """Return the conversations in a chat of some bots: ``"record"`` or ``"turn"``, the bot, and the key as text."""
+    found: list[tuple[str, str, str]] = []
+    for bot in names:
+        page = await storage.page(Query(encode_namespace(bot, storage.limits), tag=f"chat:{chat}"), None, limit)
+        found += [("record", bot, address.key) for address, _ in page.records]
+        page = await storage.page(Query(TURNS, tag=log_tag(bot, f"chat:{chat}")), None, limit)
+        found += [("turn", bot, encode_key(decode_key(address.key)[1])) for address, _ in page.records]
+    return found
 
 
 async def check_bot(storage: Storage, bot: str) -> None:

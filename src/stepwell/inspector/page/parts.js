@@ -29,6 +29,14 @@ export function facts(...pairs) {
     .map(([name, value, kind]) => el("div", { class: kind }, el("dt", {}, name), el("dd", {}, value))));
 }
 
+// The conversations, turns and runs of the same chat.
+export function sameChat(found) {
+  const links = [
+    ...(found.places ?? []).map(([page, bot, key]) => el("a", { class: "tag", href: link(page, { bot, key }) }, `${page === "turn" ? "turn" : "conversation"} ${bot} ${key}`)),
+    ...(found.chats ?? []).map((chat) => el("a", { class: "tag", href: link("runs", { tag: `chat=${chat}` }) }, `runs of chat ${chat}`))];
+  return links.length ? el("span", {}, ...links.flatMap((each) => [each, " "])) : null;
+}
+
 // A page or a list without anything: what it would show, and what to do.
 export function nothing(title, ...texts) {
   return el("div", { class: "nothing" }, el("b", {}, title), ...texts.map((each) => el("p", {}, each)));

@@ -4,7 +4,7 @@ import { el } from "./dom.js";
 import { area, choice, input, valueFields } from "./fields.js";
 import { ages, field, select } from "./filters.js";
 import { pager } from "./pager.js";
-import { card, facts, isRemoved, link, list, nothing, stateOf, table } from "./parts.js";
+import { card, facts, isRemoved, link, list, nothing, sameChat, stateOf, table } from "./parts.js";
 import { status } from "./status.js";
 import { lasting, moment, span } from "./times.js";
 import { tree } from "./tree.js";
@@ -30,7 +30,6 @@ export const records = {
 function showRecord(app, found, params, width) {
   const flow = app.flows.conversations.find((each) => each.name === found.flow);
   const button = (name, label, kind = "small") => app.button(name, label, found, kind);
-  const chats = found.tags.filter((tag) => tag.startsWith("chat:")).map((tag) => tag.slice(5));
   return [
     card(`${found.bot} ${found.key}`, app.allowWrite ? "" : "read-only",
       ...found.damage.map((each) => el("p", { class: "warning" }, `Unreadable: ${each}`)),
@@ -41,7 +40,7 @@ function showRecord(app, found, params, width) {
         ["expired, not handled", found.expired ? String(found.expired) : null],
         ["tags", found.tags.length ? el("span", {}, ...found.tags.flatMap((tag) => [el("a", { href: link("records", { bot: found.bot, tag }) }, tag), " "])) : null],
         ["version", el("code", {}, found.version), "version"],
-        ["of the same chat", chats.length ? el("span", {}, ...chats.flatMap((chat) => [el("a", { class: "tag", href: link("turn", { bot: found.bot, key: chat }) }, `turn of ${chat}`), " ", el("a", { class: "tag", href: link("runs", { tag: `chat=${chat}` }) }, `runs of ${chat}`), " "])) : null]),
+        ["of the same chat", sameChat(found), "wide"]),
       app.allowWrite ? el("p", { class: "actions" }, button("reply", "Reply to the user"), button("set_state", "Set state"), button("set_field", "Set a field"), button("clear", "Clear", "small danger apart"), button("forget", "Forget", "small danger")) : null),
     card("Data", "", tree(found.data, (name) => (app.can.has("set_field") ? el("span", { class: "edits" },
       el("button", { type: "button", class: "quiet small", "aria-label": `Change ${name}`, onclick: () => app.ask("set_field", found, name) }, "Change"),

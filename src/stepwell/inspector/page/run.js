@@ -2,7 +2,7 @@
 import { drawFlow } from "./diagram.js";
 import { el } from "./dom.js";
 import { area, choice, input, valueFields } from "./fields.js";
-import { card, facts, link, text } from "./parts.js";
+import { card, facts, link, sameChat, text } from "./parts.js";
 import { answerForm } from "./schema.js";
 import { status } from "./status.js";
 import { timeline } from "./timeline.js";
@@ -27,7 +27,7 @@ function head(app, found) {
       ["queue", found.queue ? el("a", { href: link("queue", { name: found.queue }) }, found.queue) : null], ["priority", found.priority ? String(found.priority) : null],
       ["partition", found.partition ? el("a", { href: link("runs", { partition: found.partition }) }, found.partition) : null],
       ["due for a worker", found.due === null ? null : moment(found.due)], ["removed", found.expires_at === null ? null : moment(found.expires_at)],
-      ["branches", found.branches.map(([line, node]) => `${line}: ${node}`).join(", ")], ["tags", tags(found)],
+      ["branches", found.branches.map(([line, node]) => `${line}: ${node}`).join(", ")], ["tags", tags(found)], ["of the same chat", sameChat(found), "wide"],
       ["parent", found.parent ? el("a", { href: link("run", { id: found.parent }) }, found.parent) : null],
       ["forked from", found.forked_from ? el("a", { href: link("run", { id: found.forked_from }) }, found.forked_from) : null],
       ["revision", found.revision > 1 ? String(found.revision) : null], ["version", el("code", { title: found.version }, found.version), "version"]),

@@ -4,7 +4,7 @@ import { el } from "./dom.js";
 import { area, choice } from "./fields.js";
 import { field, select } from "./filters.js";
 import { pager } from "./pager.js";
-import { card, counted, facts, link, list, nothing, pick, pickAll, table } from "./parts.js";
+import { card, counted, facts, link, list, nothing, pick, pickAll, sameChat, table } from "./parts.js";
 import { status } from "./status.js";
 import { lasting, moment } from "./times.js";
 
@@ -35,12 +35,11 @@ function messages(rows, empty) {
 function showTurn(app, found, params) {
   if (found.damage) return [card(`${found.bot} ${found.key}`, "", el("p", { class: "notice bad" }, `Unreadable: ${found.damage}`))];
   const open = found.questions.filter((each) => !each.answered);
-  const chats = found.chats.flatMap((chat) => [el("a", { class: "tag", href: link("records", { bot: found.bot, chat }) }, `conversations of ${chat}`), " ", el("a", { class: "tag", href: link("runs", { tag: `chat=${chat}` }) }, `runs of ${chat}`), " "]);
   return [
     card(`${found.bot} ${found.key}`, app.allowWrite ? "" : "read-only",
       facts(["state", stateOf(found)], ["turn", found.turn ? el("code", {}, found.turn) : null], ["attempt", found.turn ? String(found.attempt) : null], ["since", found.since ? moment(found.since) : null],
         ["turns of", found.name], ["complete", found.shuts_at && found.waiting.length ? moment(found.shuts_at) : null], ["unsent calls", found.unsent ? String(found.unsent) : null], ["sent again", found.send_at ? moment(found.send_at) : null],
-        ["last write", moment(found.written_at)], ["chats", chats.length ? el("span", {}, ...chats) : null, "wide"]),
+        ["last write", moment(found.written_at)], ["of the same chat", sameChat(found), "wide"]),
       el("p", { class: "actions" }, app.button("reply_turn", "Reply to the user", found, "small"), found.turn && !found.stopping ? app.button("stop_turn", "Stop the turn", found, "small danger apart") : null)),
     open.length ? card("Questions", "wait for an answer", ...open.map((each) => el("div", { class: "wait", "data-key": `question ${each.number}` },
       el("p", { class: "said" }, each.text), facts(["by", each.approvers ? each.approvers.join(", ") : "anybody in the chat"], ["until", each.deadline ? moment(each.deadline) : null], ["answer", each.reply ? "a message" : each.options.join(" / ")]),
