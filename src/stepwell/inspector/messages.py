@@ -45,7 +45,7 @@ async def messages(subject: Subject, params: Params) -> dict[str, Any]:
     if not bot:
         return {"bots": [], "bot": "", "waiting": [], "aside": [], "unsent": [], "refused": [], "more": False}
     (waiting, aside), unsent, refused = await asyncio.gather(
-        _updates(storage, bot), unsent_calls(storage, bot, limit=LISTED, most=MOST_READ), _refused(storage, bot)
+        _updates(storage, bot), unsent_calls(storage, bot, limit=LISTED, most=2 * LISTED), _refused(storage, bot)
     )
     return {
         "bots": names,
@@ -137,7 +137,7 @@ async def drop_calls(storage: Storage, flows: KnownFlows, who: str, given: Given
 
 async def _change_unsent(storage: Storage, who: str, given: Given, *, drop: bool) -> dict[str, Any]:
     bot, keys = text(given, "bot"), [key for (key,) in chosen(given, "key")]
-    known = {encode_key(each.key): each for each in await unsent_calls(storage, bot, limit=LISTED, most=MOST_READ)}
+    known = {encode_key(each.key): each for each in await unsent_calls(storage, bot, limit=LISTED, most=2 * LISTED)}
     done = 0
     for key in keys:
         if key in known and await change_unsent(storage, known[key], drop=drop):

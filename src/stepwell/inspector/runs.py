@@ -36,13 +36,15 @@ URGENT = tuple(sorted(OPEN, key=("stuck", "failed", "parked", "paused", "running
 
 
 async def runs(subject: Subject, params: Params) -> dict[str, Any]:
-    """Return a page of the runs with some statuses, and how many runs were read for it.
+    """Return a page of the runs with some statuses, how many runs were read for it, and the counts by status."""
+    # At the same time, because counts may take as long as a page may wait.
+    page, counts = await asyncio.gather(_list(subject.storage, params), _counts(subject, params.get("flow")))
+    return {**page, "counts": counts}
 
-    Without ``sort`` it is found by an index. With it, the runs are read and sorted, as many as a page may read.
-    """
-    storage = subject.storage
+
+async def _list(storage: Storage, params: Params) -> dict[str, Any]:
+    """Without ``sort`` a page is found by an index. With it, runs are read and sorted, as many as a page may read."""
     page: dict[str, Any] = {"rows": [], "after": None, "looked": 0, "complete": True}
-    page["counts"] = await _counts(subject, params.get("flow"))
     if params.get("id"):
         run = await show_run(storage, params["id"])
         return page | {"rows": [run_row(run, (await record_of_run(storage, run.flow_id)).version)], "looked": 1}
@@ -71,7 +73,7 @@ async def runs(subject: Subject, params: Params) -> dict[str, Any]:
     except Enough:
         page |= {"complete": False, "after": read_to[-1]}
     if sort is not None:
-        skip = number(params, "after") if after else 0
+        skip = max(0, number(params, "after")) if after else 0
         page |= {"sorted": len(found), "all": page["complete"], "complete": True, "after": None}
         if len(found) > skip + requests.PAGE:
             page["after"] = str(skip + requests.PAGE)
