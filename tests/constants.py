@@ -21,7 +21,6 @@ NAMES = {
     "copy_waits_silently": "stepwell.storage.copying.claims:LOG_AFTER",
     "counted_at_nodes": "stepwell.inspector.subject:COUNTED_AT_NODES",
     "demo_script": "stepwell.cli.demo.script:SCRIPT",
-    "died": "stepwell.operate.processes:DIED",
     "executor_pauses": "stepwell.nodes.batch.executor:_PAUSES",
     "few_pieces": "stepwell.codec.pieces:_FEW",
     "health_poll_age": "stepwell.nodes.workers.worker:POLL_AGE",

@@ -32,3 +32,6 @@ async def test_axe_finds_no_problem_on_any_page(visits: Any, dark: bool) -> None
         await visit.press(button)
         assert (button, await problems(visit.page, *rules)) == (button, [])
         await visit.page.keyboard.press("Escape")
+    await visit.page.keyboard.press("/")
+    await expect(visit.page.get_by_role("option").first).to_be_visible()
+    assert await problems(visit.page, *rules) == []

@@ -197,7 +197,7 @@ async def test_twelve_planted_faults_are_each_found_and_set_right_in_at_most_fou
     async def a_full_queue() -> None:
         await person.problem("1 run of approval waits in the queue, and no worker")
         await person.row("queued-1")
-        await person.press("Cancel the run")
+        await person.press("Cancel the run", **{"Type queued-1 to confirm": "queued-1"})
         assert await status("queued-1") == "cancelled"
 
     async def a_dead_worker() -> None:

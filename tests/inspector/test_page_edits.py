@@ -103,6 +103,8 @@ async def test_a_run_is_paused_resumed_and_cancelled(visits: Any) -> None:
     await expect(status).to_have_text("queued")
     await visit.press("Cancel the run")
     await visit.page.get_by_label("Reason").fill("paid twice")
+    await expect(visit.dialog.get_by_role("button", name="Cancel the run")).to_be_disabled()
+    await visit.page.get_by_label("Type queued-1 to confirm").fill("queued-1")
     await visit.confirm("Cancel the run")
     await expect(visit.card("queued-1")).to_contain_text("paid twice")
 

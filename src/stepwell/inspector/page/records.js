@@ -89,7 +89,7 @@ const forms = {
   reply: (app, found) => ({ title: "Reply to the user", main: "Send", note: "The bot sends it, after the answers that are not sent yet. The conversation stays in its state.", fields: [area("text", "Message", { autofocus: true, maxlength: "20000" })], done: "The reply is stored, and the bot sends it." }),
   set_field: (app, found, name) => ({ title: name === undefined ? "Set a field" : `Change ${name}`, main: "Set", note: "The value is JSON, or else a text.", done: "The field was set.", ...valueFields(found.data, name) }),
   remove_field: (app, found, name) => ({ title: `Remove ${name}?`, main: "Remove", danger: true, fields: [el("input", { name: "field", type: "hidden", value: name })], done: "The field was removed." }),
-  clear: () => ({ title: "Clear this conversation?", main: "Clear", danger: true, note: "The conversation ends and its data is deleted. The profile is kept.", fields: [], done: "The conversation was cleared.", leave: "records" }),
+  clear: (app, found) => ({ title: "Clear this conversation?", main: "Clear", danger: true, confirm: found.key, note: "The conversation ends and its data is deleted. The profile is kept.", fields: [], done: "The conversation was cleared.", leave: "records" }),
   forget: (app, found) => ({ title: "Forget this record?", main: "Forget", danger: true, confirm: found.key, note: "The record is deleted with its profile and all traces.", fields: [], done: "The record was deleted.", leave: "records" }),
 };
 

@@ -95,7 +95,7 @@ const forms = {
   complete: (app, found) => ({ title: "Complete a call", main: "Complete", note: `Say what the call has returned: ${found.calls.join(", ")}. Find out first that it has happened.`,
     fields: [input("node", "Node", found.node ?? ""), area("value", "Result (JSON, or else a text)", { autofocus: true })], done: "The run is in the queue." }),
   pause: () => ({ title: "Pause this run?", main: "Pause", note: "The run stops after the nodes that it runs now. No worker continues it until it is resumed.", fields: [], done: "The run is paused." }),
-  cancel: () => ({ title: "Cancel this run?", main: "Cancel the run", danger: true, note: "The run ends as cancelled, wherever it runs.", fields: [input("reason", "Reason (stored with the run)", "", { required: false })], done: "The run was cancelled." }),
+  cancel: (app, found) => ({ title: "Cancel this run?", main: "Cancel the run", danger: true, confirm: found.flow_id, note: "The run ends as cancelled, wherever it runs.", fields: [input("reason", "Reason (stored with the run)", "", { required: false })], done: "The run was cancelled." }),
   set_shared: (app, found, name) => ({ title: name === undefined ? "Set a field" : `Change ${name}`, main: "Set", note: "The value is JSON, or else a text. The run goes on with it when it is continued.", done: "The field was set.", ...valueFields(found.shared, name) }),
   remove_shared: (app, found, name) => ({ title: `Remove ${name}?`, main: "Remove", danger: true, fields: [el("input", { name: "field", type: "hidden", value: name })], done: "The field was removed.",
     differs: () => [[name, JSON.stringify(found.shared[name]), undefined]] }),
