@@ -90,6 +90,16 @@ async def test_a_person_stops_answers_questions_and_looks_at_tools_with_the_keyb
         await expect(page.locator("#list .bubble").last).to_have_text("Hello, Ann!")
 
 
+async def test_a_tool_in_which_the_server_was_killed_has_an_unknown_outcome(browser: Browser, agent: Agent) -> None:
+    async with opened(browser, agent, "/chat/") as page:
+        await say(page, "look tea")
+        tool = page.locator("details summary")
+        await expect(tool).to_have_text("look_up – runs …")
+        agent.kill()
+        await agent.start()
+        await expect(tool).to_have_text("look_up – outcome unknown")
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_the_page_fits_a_phone_in_light_and_dark_and_shows_markup_as_text(
     browser: Browser, agent: Agent, scheme: str

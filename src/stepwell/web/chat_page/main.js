@@ -25,7 +25,8 @@ function apply(change) {
 function tool(part) {
   const states = { "input-available": "runs …", "output-available": "done", "output-error": "failed" };
   const output = part.errorText ?? part.output;
-  return el("details", { class: "tool" }, el("summary", {}, part.type.slice(5), " – ", states[part.state] ?? part.state),
+  const state = part.errorText?.startsWith("The outcome is unknown") ? "outcome unknown" : states[part.state] ?? part.state;
+  return el("details", { class: "tool" }, el("summary", {}, part.type.slice(5), " – ", state),
     el("pre", { tabindex: "0" }, JSON.stringify(part.input, null, 2), output === undefined ? "" : `\n→ ${typeof output === "string" ? output : JSON.stringify(output, null, 2)}`));
 }
 
