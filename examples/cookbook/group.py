@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from stepwell import Storage
-from stepwell.fsm import FSM, BotMethods, Context, Router, Update, keys, text
+from stepwell.fsm import FSM, BotMethods, Context, Router, Update, text
 from stepwell.turns import Turn, Turns
 
 #: How many messages of the group the model gets.
@@ -43,9 +43,7 @@ def make_router(storage: Storage | str) -> Router:
         return update.chat.type == "private" or f"@{username}" in update.text or replied == username
 
     router = Router(FSM("group_agent", storage=storage, flows=[]))
-    # Replies in an ordinary group have a thread too, and belong to the group.
-    conversation = keys.ChatTopic(strict_topics=True)
-    turns = Turns("group_agent", storage=storage, key=conversation, on_busy="queue", accepts=is_addressed)
+    turns = Turns("group_agent", storage=storage, on_busy="queue", accepts=is_addressed)
     turns.attach(router)
 
     @router.on_startup
@@ -58,7 +56,7 @@ def make_router(storage: Storage | str) -> Router:
 
     @router.on(text(), is_for_others)
     async def read_along(ctx: Context) -> None:
-        await turns.history(conversation.extract(ctx.update)).append(said(ctx.update))
+        await turns.history(ctx.update).append(said(ctx.update))
 
     @turns.handler
     async def answer(turn: Turn) -> None:

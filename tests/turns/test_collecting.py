@@ -8,6 +8,7 @@ import pytest
 
 from stepwell import MemoryStorage
 from stepwell.errors import InvalidOption, UsageError
+from stepwell.fsm import Update
 from stepwell.testing import Clock
 from stepwell.turns import Turn, Turns
 from tests.backends import Backend
@@ -146,12 +147,24 @@ async def test_a_message_past_the_limits_is_refused_visibly() -> None:
     assert (await small.admit(people.message("x"))).outcome == "full"
 
 
+@pytest.mark.parametrize("thread", [{}, {"message_thread_id": 7, "is_topic_message": True}])
+async def test_a_draft_that_is_stopped_belongs_to_the_conversation_of_its_message(thread: dict[str, Any]) -> None:
+    turns, _ = made(MemoryStorage())
+    message = Update.of(People().message("a", **thread))
+    draft = {"chat": {"id": 42, "type": "private"}, "draft_id": 3, **thread}
+    draft.pop("is_topic_message", None)
+    stopped = Update.of({"update_id": 1000, "stopped_message_generation": draft})
+    assert turns.conversation_of(stopped) == turns.conversation_of(message) == (42, thread.get("message_thread_id", 0))
+
+
 async def test_each_chat_and_topic_is_a_conversation_and_identity_joins_them() -> None:
     turns, _ = made(MemoryStorage(), collect=60.0)
     people = People()
     await turns.admit(people.message("a"))
     await turns.admit(people.message("b", chat=-100, message_thread_id=7, is_topic_message=True))
     assert [status.conversation async for status in turns.conversations("collecting")] == [(-100, 7), (42, 0)]
+    await turns.admit(people.message("a reply in a group", chat=-200, message_thread_id=5))
+    assert (await turns.status((-200, 0))).state == "collecting"
     joined, seen = made(MemoryStorage(), collect=60.0, at_most=60.0, identity=lambda update: update.user.id)
     await joined.admit(people.message("a"))
     await joined.admit(people.message("b", chat=-100))

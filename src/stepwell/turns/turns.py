@@ -94,7 +94,7 @@ class Turns(TurnsBase):
         waiting: int = 100,
         waiting_bytes: int = 128 * 1024,
         history: bool = True,
-        key: keys.KeyStrategy | type[keys.KeyStrategy] | Callable[[Update], Any] = keys.ChatTopic(),  # noqa: B008 frozen
+        key: keys.KeyStrategy | type[keys.KeyStrategy] | Callable[[Update], Any] | None = None,
         identity: Callable[[Update], Any] | None = None,
         accepts: Callable[[Update], object] | None = None,
         update_id: Callable[[Update], int | str | None] | None = None,
@@ -134,7 +134,7 @@ class Turns(TurnsBase):
         self.clock: StorageClock = StorageClock(self.storage)
         #: The runner of this process, while there is one.
         self.runner: RunnerBase | None = None
-        self._key = keys.strategy(identity if identity is not None else key)
+        self._key = keys.strategy(identity or key or _ChatAndTopic())
         self._accepts = accepts or is_message
         self._update_id = update_id
         self._on_waiting = on_waiting
@@ -495,3 +495,15 @@ class Turns(TurnsBase):
 
 def _of(turn: Running) -> dict[str, Any]:
     return {"turn": turn.id, "attempt": turn.attempt, "messages": len(turn.messages)}
+
+
+class _ChatAndTopic(keys.ChatTopic):
+    """The chat and its topic, 0 outside of topics. A reply in an ordinary group has a thread too, which is none."""
+
+    def __init__(self) -> None:
+        super().__init__(strict_topics=True)
+
+    def extract(self, update: Update) -> tuple[int, int] | None:
+        # A stopped draft has the thread of its topic, and nothing that says so.
+        is_draft = update.kind == "stopped_message_generation"
+        return keys.ChatTopic().extract(update) if is_draft else super().extract(update)
