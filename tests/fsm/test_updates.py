@@ -16,7 +16,7 @@ import pytest
 import stepwell
 from stepwell import MemoryStorage, State
 from stepwell.errors import AlreadyHeld, ContextClosed, InsideLoop, InvalidOption, RecordReplaced, UsageError, WrongLoop
-from stepwell.fsm import FSM, Busy, DuplicateUpdate, LeaseLost, NoKeyError, Update, keys
+from stepwell.fsm import FSM, Busy, Context, DuplicateUpdate, LeaseLost, NoKeyError, Router, Update, keys, text
 from stepwell.record import DAY, Limits
 from stepwell.slot import Slot
 from stepwell.storage import Apply, Claim, Get, Release
@@ -598,3 +598,26 @@ async def test_memory_does_not_grow_with_the_number_of_users() -> None:
         assert storage.waiters == {}
         assert cells_of(storage) == {}
         assert [task for task in asyncio.all_tasks() if "stepwell" in task.get_name()] == []
+
+
+async def test_an_earlier_update_that_is_handled_again_without_an_answer_keeps_the_answers_to_the_newest(
+    backend: Backend,
+) -> None:
+    """After a kill, an earlier update may be handled again, and change something this time, such as a migration."""
+    router = Router(FSM("bot", storage=backend.storage(), flows=[]))
+
+    @router.on(text("quiet"))
+    async def quiet(ctx: Context) -> None:
+        ctx.update_data(quiet=True)
+
+    @router.on(text("name"))
+    async def name(ctx: Context) -> None:
+        ctx.update_data(named=True)
+        ctx.answer("Hello")
+
+    (answer,) = await router.handle(message("name", update_id=7))
+    assert await router.handle(message("quiet", update_id=6)) == []
+    assert await router.handle(message("name", update_id=7)) == [answer], "it was perhaps not sent"
+    assert await router.handle(message("quiet", update_id=6)) == [], "it is remembered too"
+    assert await router.handle(message("quiet", update_id=8)) == []
+    assert await router.handle(message("name", update_id=7)) == [], "a later update was handled"

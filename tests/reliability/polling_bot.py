@@ -24,8 +24,8 @@ class Reminder(Flow, name="reminder"):
     default_state = waiting
 
 
-def make_router(storage: Storage | str) -> Router:
-    router = Router(FSM("my_bot", storage=storage, flows=[Registration, Reminder], lease=1.0))
+def make_router(storage: Storage | str, registration: type[Flow] = Registration) -> Router:
+    router = Router(FSM("my_bot", storage=storage, flows=[registration, Reminder], lease=1.0))
 
     @router.on(command("remind"))
     async def begin(ctx: Context) -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from itertools import groupby, pairwise
+from typing import Any
+
+from examples.registration import Registration
 
 from stepwell.botapi.errors import NotPossible
 from stepwell.botapi.person import Person
 from stepwell.errors import StepwellError
+from stepwell.fsm import Flow, state
 from stepwell.fsm.timers import outbox
 from stepwell.telegram import run_polling
 from stepwell.testing.simulated_store import NETWORK_FAULTS
@@ -21,6 +25,25 @@ from tests.simulation.world import Life, World
 __all__ = ["PollingBot", "Updates"]
 
 assert outbox.RETRY == 2.0
+
+
+#: Records that were migrated twice.
+_TWICE: list[dict[str, Any]] = []
+
+
+class NewerRegistration(Flow, name="registration", revision=2):
+    """The same flow in a newer release."""
+
+    get_name = state(to=["get_email"])
+    get_email = state(to=["confirm"])
+    confirm = state(to=[])
+    default_state = get_name
+
+    @staticmethod
+    def migrate(old_revision: int, state: str | None, data: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:
+        if "migrated" in data:
+            _TWICE.append(data)
+        return state, {**data, "migrated": True}
 
 
 class PollingBot(World):
@@ -40,9 +63,11 @@ class PollingBot(World):
         stop.set()
         chats = [asyncio.create_task(self.chat(person, f"N{place}-")) for place, person in enumerate(people)]
         reminding = asyncio.create_task(keep_waiting(waiting, stop, timeout=900))
+        blocking = asyncio.create_task(self.block_and_return(self.telegram.person(300)))
         again = asyncio.create_task(self.redeliver())
         expected = await asyncio.gather(*chats)
         reminded = await reminding
+        await blocking
         self.calm()
         await again
         for person, wanted in zip(people, expected, strict=True):
@@ -50,11 +75,23 @@ class PollingBot(World):
             assert [text for text, _ in groupby(said)] == wanted, f"{said} instead of {wanted}"
         said = [message["text"] for message in waiting.messages if message["from"]["is_bot"]]
         assert list(dict.fromkeys(said)) == reminded, f"{said} instead of {reminded}"
+        assert not _TWICE, f"a record was migrated twice: {_TWICE.pop()}"
         self.telegram.close()
 
     async def chat(self, person: Person, name: str) -> list[str]:
         await asyncio.sleep(self.choose.random())
         return await chat(person, name, 1, timeout=900)
+
+    async def block_and_return(self, person: Person) -> None:
+        """Block the bot while it answers, and find the conversation as it was when it is unblocked."""
+        await person.send("/register")
+        await asyncio.sleep(self.choose.choice([0, 0.05, 0.2]))
+        await person.block()
+        await asyncio.sleep(self.choose.choice([0, 0.5, 3]))
+        await person.unblock()
+        await person.send("Eve")
+        while await person.answer(timeout=900) != "Got it, Eve! What's your email?":
+            pass
 
     async def redeliver(self) -> None:
         for _ in range(self.choose.randrange(4)):
@@ -65,9 +102,10 @@ class PollingBot(World):
                 continue
 
     async def poll(self, life: Life) -> None:
-        client = self.telegram.client()
-        async with client:
-            await run_polling(make_router(self.storage()), client=client)
+        # Each start may be one of an older or of a newer release.
+        release = self.choose.choice([Registration, NewerRegistration])
+        async with self.telegram.client() as client:
+            await run_polling(make_router(self.storage(), release), client=client)
 
 
 class Updates(World):

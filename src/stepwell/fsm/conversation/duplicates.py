@@ -67,7 +67,12 @@ class HandledUpdates:
 
     def with_update(self, token: str, calls: list[dict[str, Any]] | None) -> Json:
         """Return the memo after the update with this token."""
-        ids = f"{self.ids}{token} "
+        ids, newest = f"{self.ids}{token} ", self.ids[:-1].rpartition(" ")[2]
+        if not calls and token.isdecimal() and newest.isdecimal() and int(newest) > int(token):
+            # An earlier update that was handled again after a kill, and without an answer this time: the answers to the
+            # newest one were perhaps not sent.
+            ids = f"{self.ids[: -len(newest) - 1]}{token} {newest} "
+            calls = self.calls
         # The ids take at most half of the limit, so that a full memo never makes a commit fail.
         room = self._slot.memo_limit // 2
         while ids.count(" ") > REMEMBERED + 1 or len(ids) > room:
