@@ -31,6 +31,8 @@ __all__ = ["ACTIONS", "TAGS", "VIEWS", "run_json", "run_row"]
 MOST_BOTS = 10
 #: Seconds that a request waits for a run to stop.
 STOPPING = 20.0
+#: The statuses of runs that nothing continues by itself.
+STOPPED = FINAL | {"failed", "stuck"}
 #: The statuses of runs that have not ended, those that need an operator first.
 URGENT = tuple(sorted(OPEN, key=("stuck", "failed", "parked", "paused", "running", "queued", "sleeping").index))
 
@@ -115,7 +117,7 @@ def _sort(params: Params, now: float) -> Callable[[list[ListedRun]], list[Listed
 def _duration(run: Run, now: float) -> float | None:
     if not run.started_at:
         return None
-    return (run.updated_at if run.status in FINAL else now) - run.started_at
+    return (run.updated_at if run.status in STOPPED else now) - run.started_at
 
 
 def _since(run: Run) -> float | None:
@@ -153,6 +155,7 @@ def run_row(run: Run | DamagedRun, version: str = "") -> dict[str, Any]:
         "updated_at": run.updated_at,
         "started_at": run.started_at or None,
         "ended": run.status in FINAL,
+        "stopped": run.status in STOPPED,
         "since": _since(run),
         "tags": [f"{name}={value}" for name, value in run.tags.items()],
         "partition": None if run.partition is None else str(run.partition),

@@ -22,7 +22,7 @@ function head(app, found) {
     found.why ? el("p", { class: ["failed", "stuck"].includes(found.status) ? "notice bad" : "notice" }, found.why) : null,
     facts(["status", status(found.status)], ["flow", el("a", { href: link("runs", { flow: found.flow }) }, found.flow)], ["next node", found.node],
       ["started", found.started_at === null ? null : moment(found.started_at)],
-      [found.ended ? "took" : "runs since", found.started_at === null ? null : found.ended ? duration(found.updated_at - found.started_at) : lasting(found.started_at)],
+      [found.ended ? "took" : found.stopped ? "ran for" : "runs since", found.started_at === null ? null : found.stopped ? duration(found.updated_at - found.started_at) : lasting(found.started_at)],
       ["waits since", found.since === null || found.ended ? null : moment(found.since)], ["last write", moment(found.updated_at)],
       ["queue", found.queue ? el("a", { href: link("queue", { name: found.queue }) }, found.queue) : null], ["priority", found.priority ? String(found.priority) : null],
       ["partition", found.partition ? el("a", { href: link("runs", { partition: found.partition }) }, found.partition) : null],

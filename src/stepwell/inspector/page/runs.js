@@ -16,7 +16,7 @@ export function cellsOf(row) {
   return [
     el("a", { href: link("run", { id: row.flow_id }) }, row.flow_id), status(row.status), row.flow, row.node,
     row.started_at ? moment(row.started_at) : null,
-    row.started_at ? (row.ended ? duration(row.updated_at - row.started_at) : lasting(row.started_at)) : null,
+    row.started_at ? (row.stopped ? duration(row.updated_at - row.started_at) : lasting(row.started_at)) : null,
     row.since && !row.ended ? lasting(row.since) : null,
     row.priority ? String(row.priority) : null, row.partition ?? null,
     row.tags.length ? el("span", { class: "tags" }, ...row.tags.flatMap((tag) => [el("a", { class: "tag", href: link("runs", { tag }) }, tag), " "])) : null,
