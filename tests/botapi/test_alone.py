@@ -10,7 +10,8 @@ from pathlib import Path
 import stepwell.botapi
 from stepwell.botapi.keyboards import DATA_LIMIT
 from stepwell.botapi.updates import ON_REQUEST
-from stepwell.fsm import keyboards, update
+from stepwell.fsm import update
+from stepwell.fsm.forms import keyboards
 
 SESSION = """
 import asyncio, json, sys, urllib.request
