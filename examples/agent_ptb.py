@@ -1,54 +1,74 @@
-"""An agent in a bot of python-telegram-bot, whose own handlers come first: ``BOT_TOKEN=... python agent_ptb.py``."""
+"""The agent of ``cookbook/agent.py`` in python-telegram-bot: ``BOT_TOKEN=... python examples/agent_ptb.py``."""
 
 import asyncio
+import importlib
 import os
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
-from telegram import Update
-from telegram.ext import Application, ApplicationBuilder, CommandHandler, ContextTypes
+from telegram.ext import Application, ApplicationBuilder
 
 from stepwell import Storage
 from stepwell.adapters.ptb import confirm_handled
-from stepwell.turns import Turn, Turns
+from stepwell.turns import Turn, Turns, UnknownOutcome
 
 
-async def answer(turn: Turn) -> AsyncIterator[str]:
-    if turn.text.startswith("delete "):
-        yield "Let me see. "
-        if not await turn.ask(f"Really {turn.text}?", timeout="24h"):
-            yield "I leave it."
-            return
-    for word in f"I was told: {turn.text}".split():
-        await asyncio.sleep(0.2)  # here you ask your model
-        yield f"{word} "
+async def model(told: list[dict[str, Any]]) -> AsyncIterator[str]:
+    """Answer what the model was told, piece by piece."""
+    if "OPENAI_API_KEY" in os.environ:
+        chat: Any = importlib.import_module("openai").AsyncOpenAI().chat.completions
+        async for chunk in await chat.create(model="gpt-5-mini", messages=told, stream=True):
+            yield chunk.choices[0].delta.content or ""
+    else:
+        for piece in re.split("(?<= )", f"I know {len(told)} messages. The last one: {told[-1]['content']}"):
+            await asyncio.sleep(0.05)
+            yield piece
 
 
-async def show_help(update: Update, context: ContextTypes.DEFAULT_TYPE) -> None:
-    assert update.message is not None
-    await update.message.reply_text("Tell me anything. /stop stops me.")
+async def pay(amount: str) -> str:
+    """Pay an amount; a real one calls the bank."""
+    return f"Receipt for {amount} EUR"
 
 
-def make_application(
-    storage: Storage | str, builder: ApplicationBuilder[Any, Any, Any, Any, Any, Any]
-) -> Application[Any, Any, Any, Any, Any, Any]:
-    """Return the bot over any storage."""
-    application = builder.build()
+async def decided_and_paid(turn: Turn) -> str | None:
+    """Return what the model has to know of a payment, if the person wants one."""
+    if not turn.text.startswith("pay "):
+        return None
+    if not await turn.ask(f"Really {turn.text} EUR?", timeout="24h"):
+        return "The person does not want to pay."
+    try:
+        return str(await turn.tool(pay, turn.text[4:], replay="never"))
+    except UnknownOutcome:
+        return "Nobody knows whether it was paid: ask the bank."
+
+
+def make_application(storage: Storage | str) -> Application[Any, Any, Any, Any, Any, Any]:
+    turns = Turns("agent", storage=storage, collect=1.0, on_busy="steer")
+
+    @turns.handler
+    async def answer(turn: Turn) -> None:
+        new = [{"role": "user", "content": turn.text}]
+        if (result := await decided_and_paid(turn)) is not None:
+            new.append({"role": "system", "content": result})
+        known = await turn.history.read(last=20)
+        async with turn.stream() as out:
+            while new[-1]["role"] != "assistant":
+                async for piece in model(known + new):
+                    out.write(piece)
+                # What the person has written meanwhile is answered too.
+                steered = [{"role": "user", "content": message.text} for message in await turn.steered()]
+                new += steered or [{"role": "assistant", "content": out.text}]
+        turn.history.append(*new)
+
+    # BOT_API is the address of another Bot API server, such as the playground's.
+    server = os.environ.get("BOT_API", "https://api.telegram.org")
+    application = ApplicationBuilder().token(os.environ["BOT_TOKEN"]).base_url(f"{server}/bot").build()
     # Telegram keeps a message until it is stored.
     confirm_handled(application)
-    application.add_handler(CommandHandler("help", show_help))
-    turns = Turns("agent_bot", storage=storage, collect=0.5)
-    turns.handler(answer)
     turns.attach(application)
     return application
 
 
-def main() -> None:
-    # BOT_API is the address of another Bot API server, such as the playground's.
-    server = os.environ.get("BOT_API", "https://api.telegram.org")
-    builder = ApplicationBuilder().token(os.environ["BOT_TOKEN"]).base_url(f"{server}/bot")
-    make_application("sqlite:///agent.db", builder).run_polling()
-
-
 if __name__ == "__main__":
-    main()
+    make_application("sqlite:///agent.db").run_polling()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiogram
@@ -14,36 +14,14 @@ from aiogram.client.telegram import TelegramAPIServer
 from aiogram.filters import Command
 from telegram.ext import ApplicationBuilder, CommandHandler
 
-from examples import agent_aiogram, agent_ptb
 from stepwell import MemoryStorage, Storage
 from stepwell.adapters.aiogram import StepwellIsolation, StepwellStorage
-from stepwell.botapi import Bot, BotAPI, Person
+from stepwell.adapters.ptb import confirm_handled
+from stepwell.botapi import BotAPI, Person
 from stepwell.errors import InvalidOption, UsageError
 from stepwell.turns import Turn, Turns
 from tests.adapters.scenarios import until_confirmed
 from tests.until import until
-
-Make = Callable[[Storage, BotAPI, Bot], AbstractAsyncContextManager[Any]]
-
-
-@asynccontextmanager
-async def with_aiogram(storage: Storage, api: BotAPI, bot: Bot) -> AsyncIterator[None]:
-    dispatcher = agent_aiogram.make_dispatcher(storage)
-    client = aiogram.Bot(bot.token, session=AiohttpSession(api=TelegramAPIServer.from_base(api.url)))
-    running = asyncio.create_task(dispatcher.start_polling(client, handle_signals=False, polling_timeout=2))
-    try:
-        yield
-    finally:
-        await dispatcher.stop_polling()
-        await running
-
-
-@asynccontextmanager
-async def with_ptb(storage: Storage, api: BotAPI, bot: Bot) -> AsyncIterator[None]:
-    builder = ApplicationBuilder().token(bot.token).base_url(f"{api.url}/bot")
-    application = agent_ptb.make_application(storage, builder)
-    async with polling(application):
-        yield
 
 
 @asynccontextmanager
@@ -60,45 +38,6 @@ async def polling(application: Any) -> AsyncIterator[None]:
 
 def texts(person: Person) -> list[str]:
     return [message["text"] for message in person.messages if message["from"]["is_bot"]]
-
-
-both = pytest.mark.parametrize("make", [with_aiogram, with_ptb], ids=["aiogram", "ptb"])
-
-
-@both
-async def test_an_agent_in_a_framework_collects_asks_streams_and_is_stopped(
-    make: Make, api: BotAPI, caplog: pytest.LogCaptureFixture
-) -> None:
-    bot = api.bot("agent_bot")
-    ann, ben = api.chat(bot, 42), api.chat(bot, 43)
-    group = ann.group(-7)
-    async with MemoryStorage() as storage, make(storage, api, bot):
-        assert await ann.ask("/help") == "Tell me anything. /stop stops me."
-        await ann.send_at_once("one", "two")
-        assert await ann.answer(timeout=60) == "I was told: one two"
-        await ann.send("delete a.txt")
-        await until(lambda: len(texts(ann)) == 4)
-        assert texts(ann)[2:] == ["Let me see.", "Really delete a.txt?"]
-        query = await ann.press("Yes")
-        await until(lambda: texts(ann)[-1] == "I was told: delete a.txt")
-        assert texts(ann)[3].startswith("Really delete a.txt?\n\nYes (")
-        answered = [call for call in bot.calls if call["method"] == "answerCallbackQuery"]
-        assert [call["callback_query_id"] for call in answered] == [query]
-        # In a group it is one message, which is edited.
-        await group.send("tell " + "word " * 8)
-        await until(lambda: texts(group))
-        await ann.send("tell " + "word " * 60)
-        await ben.send("tell " + "word " * 60)
-        for person in (ann, ben):
-            await until(lambda: "tell word" in str(person.room.drafts))
-        await ann.send("/stop")
-        await ben.stop()
-        await until(lambda: texts(ann)[-1].endswith("[stopped]"))
-        await until(lambda: texts(ben) and texts(ben)[-1].endswith("[stopped]"))
-        assert texts(ann)[-1].startswith("I was told: tell word")
-        await until(lambda: texts(group)[-1] == "I was told: tell" + " word" * 8)
-    assert len(texts(group)) == 1 and len(texts(ann)) == 6
-    assert "Error" not in caplog.text and bot.token not in caplog.text
 
 
 class Working:
@@ -163,16 +102,14 @@ async def test_a_message_is_confirmed_when_its_turn_is_stored(api: BotAPI) -> No
     bot = api.bot("agent_bot")
     ann = api.chat(bot, 42)
     async with MemoryStorage() as storage:
-        application = agent_ptb.make_application(
-            storage, ApplicationBuilder().token(bot.token).base_url(f"{api.url}/bot")
-        )
-        stored = Turns("agent_bot", storage=storage)
+        application = ApplicationBuilder().token(bot.token).base_url(f"{api.url}/bot").build()
+        confirm_handled(application)
+        agent = Working(storage)
+        agent.turns.attach(application)
         async with polling(application):
             await ann.send("tell me")
             await until_confirmed(bot)
-            status = await stored.status((42, 0))
-            assert status.state != "idle" or texts(ann)
-            await until(lambda: texts(ann))
+            assert (await agent.turns.status((42, 0))).state != "idle"
 
 
 async def test_a_dispatcher_that_starts_again_runs_its_turns_again(api: BotAPI) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import re
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
@@ -18,7 +19,7 @@ from stepwell._secrets import quoted
 from stepwell.errors import BotApiError
 from stepwell.options import check_number
 
-__all__ = ["BotMethods", "Method", "like_method"]
+__all__ = ["BotMethods", "Method", "like_method", "save_file"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -316,3 +317,15 @@ def _in_camel_case(name: str) -> str:
 
 
 _BY_LOWER_NAME = {name.lower(): name for name in map(_in_camel_case, (*BotMethods.__annotations__, "close"))}
+
+
+def save_file(content: bytes, to: Path, name: str) -> Path:
+    """Write a downloaded file to a path, or into a folder under its name, and return the path."""
+    path = to / name if to.is_dir() else to
+    # Beside its place, so that it appears there completely or not at all.
+    part = path.with_name(f".{secrets.token_hex(8)}.part")
+    try:
+        part.write_bytes(content)
+        return part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from typing import Final
 
+from stepwell.adapters.framework.client import FrameworkClient
 from stepwell.adapters.framework.retry import retry_until_free
-from stepwell.adapters.framework.sending import Send
 from stepwell.engine import Change, ReservedNamespace, Stored
 from stepwell.fsm import FSM
 from stepwell.fsm.engine import Machine
@@ -28,20 +28,21 @@ class BotMachines:
 
     def __init__(self, fsm: FSM) -> None:
         self.fsm = fsm
-        self._send = fsm.send
+        self._send, self._client = fsm.send, fsm.client
         self._by_bot: dict[int, FSM] = {}
         self._creating = asyncio.Lock()
         self._started: AsyncExitStack | None = None
 
-    async def of(self, bot_id: int, send: Send) -> FSM:
-        """Return the machine of a bot. Timers answer through ``send`` unless the machine has its own."""
+    async def of(self, bot_id: int, client: FrameworkClient) -> FSM:
+        """Return the machine of a bot. Timers answer through the client unless the machine has its own sender."""
         found = self._by_bot.get(bot_id)
         if found is not None:
             return found
         async with self._creating:
             if bot_id not in self._by_bot:
                 fsm = self.fsm if await self._claim_plain_name(bot_id) else self.fsm.for_bot(f"{self.fsm.bot}:{bot_id}")
-                fsm.send = self._send or send
+                fsm.send = self._send or client.send
+                fsm.client = self._client or client
                 if self._started is not None and fsm is not self.fsm:
                     await self._started.enter_async_context(fsm)
                 self._by_bot[bot_id] = fsm
@@ -51,7 +52,7 @@ class BotMachines:
         """Return the id of the bot with this machine."""
         return next(bot_id for bot_id, each in self._by_bot.items() if each is fsm)
 
-    async def start(self, bots: Mapping[int, Send]) -> None:
+    async def start(self, clients: Iterable[FrameworkClient]) -> None:
         """Open the storage, and create the machines of these bots before timers start: a timer may fire immediately."""
         if self._started is not None:
             return
@@ -61,8 +62,8 @@ class BotMachines:
             if not storage.is_open:
                 running.push_async_callback(storage.close)
                 await storage.open()
-            for bot_id, send in bots.items():
-                await self.of(bot_id, send)
+            for client in clients:
+                await self.of(client.native.id, client)
             # self.fsm may be the machine of none of these bots; its timers run too.
             for fsm in {id(fsm): fsm for fsm in (self.fsm, *self._by_bot.values())}.values():
                 await running.enter_async_context(fsm)

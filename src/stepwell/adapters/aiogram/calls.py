@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from aiogram import Bot
@@ -13,15 +14,30 @@ from aiogram.exceptions import (
     TelegramRetryAfter,
     TelegramServerError,
 )
+from aiogram.types import TelegramObject
 
+from stepwell.adapters.aiogram.objects import as_json
+from stepwell.adapters.framework.client import FrameworkClient
 from stepwell.engine import quoted
 from stepwell.errors import UsageError
 
-__all__ = ["call_bot", "pause_of"]
+__all__ = ["call_bot", "client_of", "pause_of"]
+
+
+def client_of(bot: Bot) -> FrameworkClient:
+    """Return the client that makes its calls with a bot."""
+
+    async def fetch(call: dict[str, Any]) -> tuple[bytes, str]:
+        path = (await bot.get_file(call["file_id"])).file_path or ""
+        content = await bot.download_file(path)
+        assert content is not None
+        return content.read(), path
+
+    return FrameworkClient(bot, partial(call_bot, bot), pause_of, fetch)
 
 
 async def call_bot(bot: Bot, call: dict[str, Any]) -> Any:
-    """Make a call."""
+    """Make a call, and return its result as JSON."""
     params = dict(call)
     name: str = params.pop("method")
     method = getattr(api, name[:1].upper() + name[1:], None)
@@ -29,7 +45,13 @@ async def call_bot(bot: Bot, call: dict[str, Any]) -> Any:
         raise UsageError(
             f"this release of aiogram has no method {quoted(name)}; upgrade aiogram, or use another method"
         )
-    return await bot(method(**params))
+    return _result(await bot(method(**params)))
+
+
+def _result(result: Any) -> Any:
+    if isinstance(result, list):
+        return [_result(each) for each in result]
+    return as_json(result) if isinstance(result, TelegramObject) else result
 
 
 def pause_of(error: Exception) -> float | None:

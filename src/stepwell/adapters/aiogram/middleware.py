@@ -15,11 +15,11 @@ from aiogram.fsm.storage.memory import MemoryStorage
 from aiogram.types import ErrorEvent, Message, TelegramObject, Update
 
 from stepwell.adapters.aiogram.bots import BotMachines
-from stepwell.adapters.aiogram.calls import call_bot, pause_of
+from stepwell.adapters.aiogram.calls import call_bot, client_of, pause_of
 from stepwell.adapters.aiogram.filters import filters_of
 from stepwell.adapters.aiogram.objects import as_json, bot_of_objects
 from stepwell.adapters.framework.conversations import UpdateConversation, check_flows, collect_albums
-from stepwell.adapters.framework.sending import MakeCall, make_call, sender
+from stepwell.adapters.framework.sending import make_call, refusal_of
 from stepwell.errors import UsageError
 from stepwell.fsm import FSM, Context
 from stepwell.fsm.engine import Conversation
@@ -98,7 +98,7 @@ class _Conversations(BaseMiddleware):
                 raise
         bot: Bot = data["bot"]
         bot_of_objects.set(bot)
-        fsm = await self._machines.of(bot.id, _sender(bot))
+        fsm = await self._machines.of(bot.id, client_of(bot))
         self._bots[bot.id] = bot
         result: Any = None
         conversation = UpdateConversation(fsm, event)
@@ -115,6 +115,7 @@ class _Conversations(BaseMiddleware):
             except Exception as error:
                 if pause_of(error) is not None:
                     raise
+                await conversation.keep_refused(call, refusal_of(call["method"], error))
                 await self._report(event, data, call, error)
         return result
 
@@ -123,7 +124,7 @@ class _Conversations(BaseMiddleware):
         known: tuple[Bot | None, ...] = (self._bot, *data.get("bots", ()), data.get("bot"))
         bots = [bot for bot in known if bot is not None]
         self._bots.update({bot.id: bot for bot in bots})
-        await self._machines.start({bot.id: _sender(bot) for bot in bots})
+        await self._machines.start([client_of(bot) for bot in self._bots.values()])
 
     async def stop(self) -> None:
         await self._machines.stop()
@@ -176,7 +177,3 @@ class _RunningAlbum:
 
 
 _album: ContextVar[_RunningAlbum | None] = ContextVar("stepwell_aiogram_album", default=None)
-
-
-def _sender(bot: Bot) -> MakeCall:
-    return sender(partial(call_bot, bot), pause_of)

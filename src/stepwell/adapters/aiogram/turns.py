@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any, Final
 
 from aiogram import BaseMiddleware, Bot, Dispatcher
 from aiogram.dispatcher.event.bases import UNHANDLED
 from aiogram.types import TelegramObject
 
-from stepwell.adapters.aiogram.calls import call_bot, pause_of
+from stepwell.adapters.aiogram.calls import client_of
 from stepwell.adapters.aiogram.objects import as_json
 from stepwell.adapters.framework.turns import AttachedTurns
 from stepwell.errors import UsageError
@@ -105,12 +104,8 @@ class _PassingOn(BaseMiddleware):
         await self._attached.stop()
 
     async def _run(self, bot: Bot) -> None:
-        await self._attached.start(bot, partial(call_bot, bot), pause_of, _result)
+        await self._attached.start(client_of(bot))
         self._bot = bot
-
-
-def _result(result: Any) -> Any:
-    return as_json(result) if isinstance(result, TelegramObject) else result
 
 
 async def _nothing(event: TelegramObject) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
 from stepwell.adapters.framework.retry import retry_until_free
-from stepwell.errors import DuplicateUpdate, UnknownFlowError
+from stepwell.errors import BotApiError, DuplicateUpdate, UnknownFlowError
 from stepwell.fsm import FSM, Context, Filter
-from stepwell.fsm.engine import Conversation
+from stepwell.fsm.engine import Conversation, report_refusal, sending
 
 __all__ = ["UpdateConversation", "check_flows", "collect_albums"]
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class UpdateConversation:
@@ -57,6 +60,12 @@ class UpdateConversation:
     def add_to_album(self, raw: dict[str, Any]) -> bool:
         """Add the update, given as JSON, to its album. Return ``False`` if it has none, or no handler waits for it."""
         return self._conversation is not None and self._conversation.add_to_album(raw)
+
+    async def keep_refused(self, call: dict[str, Any], error: BotApiError) -> None:
+        """Keep a call that was refused for good, and emit ``AnswerRefused``."""
+        assert self._conversation is not None
+        with sending(self._conversation.origin):
+            await report_refusal(logger, call, error)
 
     async def rollback(self, error: Exception) -> None:
         """Discard the changes of a handler that has raised, and keep the claim."""

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
-from stepwell.engine import backoff
+from stepwell.engine import backoff, masked_text
 from stepwell.errors import BotApiError, BotUnavailable
 from stepwell.fsm.engine import is_unmodified, is_unparsable, without_formatting
 
-__all__ = ["MakeCall", "PauseOf", "Send", "attempt", "make_call", "sender"]
+__all__ = ["MakeCall", "PauseOf", "Send", "attempt", "make_call", "refusal_of", "sender"]
 
 logger: logging.Logger = logging.getLogger(__name__)
 
-#: Makes one call with the framework, and raises the framework's errors.
+#: Makes one call with the framework, and returns its result as JSON. Raises the framework's errors.
 MakeCall: TypeAlias = Callable[[dict[str, Any]], Awaitable[Any]]
 #: Makes one call, and raises ``BotApiError`` or ``BotUnavailable``.
 Send: TypeAlias = Callable[[dict[str, Any]], Awaitable[Any]]
@@ -24,6 +24,11 @@ PauseOf: TypeAlias = Callable[[Exception], float | None]
 
 #: Seconds for which a call is retried.
 CALL_PATIENCE = 20.0
+#: Telegram's codes, by the names of the errors of frameworks that do not have them.
+CODES: Final = {
+    "BadRequest": 400, "UnauthorizedError": 401, "InvalidToken": 401, "ForbiddenError": 403, "Forbidden": 403,
+    "NotFound": 404, "EndPointNotFound": 404, "ConflictError": 409, "Conflict": 409,
+}  # fmt: skip
 #: The first and the longest pause between two attempts, in seconds.
 PAUSES = (0.5, 5.0)
 
@@ -80,7 +85,7 @@ def sender(make: MakeCall, pause_of: PauseOf) -> Send:
             return await make_call(make, pause_of, call)
         except Exception as error:  # noqa: BLE001 it is raised as one of our errors
             if pause_of(error) is None:
-                failure = BotApiError(call["method"], None, str(error))
+                failure = refusal_of(call["method"], error)
             else:
                 # Without the text and the cause, which may contain the token.
                 failure = BotUnavailable(call["method"], None, type(error).__name__)
@@ -89,17 +94,23 @@ def sender(make: MakeCall, pause_of: PauseOf) -> Send:
     return send
 
 
-def attempt(make: MakeCall, pause_of: PauseOf, as_json: Callable[[Any], Any]) -> Callable[..., Awaitable[Any]]:
-    """Return the function with which a stream makes one attempt of a call. Its result is JSON, its errors are ours."""
+def refusal_of(method: str, error: Exception) -> BotApiError:
+    """Return a call that was refused for good as our error."""
+    code = getattr(error, "error_code", CODES.get(type(error).__name__.removeprefix("Telegram")))
+    return BotApiError(method, code, masked_text(str(getattr(error, "message", error))))
+
+
+def attempt(make: MakeCall, pause_of: PauseOf) -> Callable[..., Awaitable[Any]]:
+    """Return the function with which a stream makes one attempt of a call. Its errors are ours."""
 
     async def try_call(method: str, /, **params: Any) -> Any:
         failure: BotApiError
         try:
-            return as_json(await make({"method": method, **params}))
+            return await make({"method": method, **params})
         except Exception as error:  # noqa: BLE001 it is raised as one of our errors
             pause = pause_of(error)
             if pause is None:
-                failure = BotApiError(method, None, str(error))
+                failure = refusal_of(method, error)
             else:
                 # Without the text and the cause, which may contain the token.
                 failure = BotUnavailable(method, None, type(error).__name__, retry_after=pause or None)

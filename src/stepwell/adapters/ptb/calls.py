@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 from json import JSONDecodeError
 from typing import Any
 
 from telegram import Bot
 from telegram.error import BadRequest, NetworkError, RetryAfter, TelegramError
 
-__all__ = ["call_bot", "pause_of"]
+from stepwell.adapters.framework.client import FrameworkClient
+
+__all__ = ["call_bot", "client_of", "pause_of"]
+
+
+def client_of(bot: Bot) -> FrameworkClient:
+    """Return the client that makes its calls with a bot."""
+
+    async def fetch(call: dict[str, Any]) -> tuple[bytes, str]:
+        file = await bot.get_file(call["file_id"])
+        return bytes(await file.download_as_bytearray()), file.file_path or ""
+
+    return FrameworkClient(bot, partial(call_bot, bot), pause_of, fetch)
 
 
 async def call_bot(bot: Bot, call: dict[str, Any]) -> Any:

@@ -14,8 +14,8 @@ from telegram import Update
 from telegram.ext import CallbackContext
 
 from stepwell.adapters.framework.conversations import UpdateConversation
-from stepwell.adapters.framework.sending import make_call, sender
-from stepwell.adapters.ptb.calls import call_bot, pause_of
+from stepwell.adapters.framework.sending import make_call, refusal_of
+from stepwell.adapters.ptb.calls import call_bot, client_of, pause_of
 from stepwell.adapters.ptb.objects import AnyApplication, bot_of_objects
 from stepwell.errors import UsageError
 from stepwell.fsm import FSM, Context
@@ -102,8 +102,9 @@ class ApplicationConversations:
         # Also for the timers, whose tasks begin here.
         bot_of_objects.set(application.bot)
         if not self._running:
-            if self.fsm.send is None:
-                self.fsm.send = sender(partial(call_bot, application.bot), pause_of)
+            client = client_of(application.bot)
+            self.fsm.send = self.fsm.send or client.send
+            self.fsm.client = self.fsm.client or client
             await self.fsm.__aenter__()
             self._running = True
 
@@ -161,6 +162,8 @@ class ApplicationConversations:
             try:
                 await make_call(partial(call_bot, application.bot), pause_of, call)
             except Exception as error:  # noqa: BLE001 it is passed to the error handlers
+                if pause_of(error) is None:
+                    await conversation.keep_refused(call, refusal_of(call["method"], error))
                 await application.process_error(update=update, error=error)
         return conversation.failed
 

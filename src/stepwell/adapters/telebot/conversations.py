@@ -19,7 +19,7 @@ from telebot.async_telebot import AsyncTeleBot
 from stepwell import sync
 from stepwell.adapters.framework.conversations import UpdateConversation, check_flows
 from stepwell.adapters.framework.retry import TEMPORARY
-from stepwell.adapters.framework.sending import MakeCall, make_call, sender
+from stepwell.adapters.framework.sending import MakeCall, make_call, refusal_of, sender
 from stepwell.adapters.telebot import filters
 from stepwell.adapters.telebot.calls import async_call_bot, call_bot, pause_of
 from stepwell.adapters.telebot.current import HandledEvent, remember, update_of
@@ -137,16 +137,18 @@ class BotConversations:
                     await handlers(handled)
                     conversation.failed = handled.error
             for call in conversation.calls:
-                await self._call(call)
+                await self._call(call, conversation)
         finally:
             self._handling.discard(handled)
             if not self._handling:
                 self._idle.set()
 
-    async def _call(self, call: dict[str, Any]) -> None:
+    async def _call(self, call: dict[str, Any], conversation: UpdateConversation) -> None:
         try:
             await make_call(self._make, pause_of, call)
         except Exception as error:  # noqa: BLE001 it is passed to the exception handler
+            if pause_of(error) is None:
+                await conversation.keep_refused(call, refusal_of(call["method"], error))
             # The changes are written, so the update must not be delivered again: the call could fail every time.
             if not await self._is_handled(error):
                 reason = str(error).replace(self._bot.token, "<token>")

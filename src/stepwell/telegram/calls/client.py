@@ -17,10 +17,10 @@ from stepwell._backoff import backoff, jittered
 from stepwell._optional import require
 from stepwell._secrets import quoted
 from stepwell.errors import BotApiError, BotBlocked, BotUnavailable, InvalidOption, UsageError
-from stepwell.fsm.bot import BotMethods, like_method
+from stepwell.fsm.bot import BotMethods, like_method, save_file
 from stepwell.options import check, check_instance, check_number
 from stepwell.telegram.calls.connections import CancelScopes, Connections, NoAnswer, Response
-from stepwell.telegram.calls.files import Payload, pack, read_content, save
+from stepwell.telegram.calls.files import Payload, pack, read_content
 from stepwell.telegram.calls.reading import read_answer
 from stepwell.telegram.calls.token import check_token
 from stepwell.telegram.sending.limits import SendLimits, chat_of, is_group, messages_in
@@ -152,7 +152,7 @@ class BotClient(BotMethods):
         if not isinstance(found, str):
             raise BotApiError("getFile", None, "Telegram has no path for this file")
         content = await self._content_of(found)
-        return content if to is None else await asyncio.to_thread(save, content, Path(to), Path(found).name)
+        return content if to is None else await asyncio.to_thread(save_file, content, Path(to), Path(found).name)
 
     def has_answered(self, query: str) -> bool:
         """Return whether a press with this id was answered with this client, if that was not long ago."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ from stepwell.codec.json import to_json
 from stepwell.errors import InvalidOption
 from stepwell.options import check_instance
 
-__all__ = ["InputFile", "Payload", "pack", "read_content", "save"]
+__all__ = ["InputFile", "Payload", "pack", "read_content"]
 
 
 @record_type(name="stepwell.InputFile")
@@ -127,18 +126,6 @@ async def read_content(file: InputFile) -> bytes:
         return await asyncio.to_thread(Path(str(file.path)).read_bytes)
     except OSError as error:
         raise InvalidOption(f"the file {file.path} cannot be read: {error.strerror or error}") from error
-
-
-def save(content: bytes, to: Path, name: str) -> Path:
-    """Write a downloaded file to a path, or into a folder under its name, and return the path."""
-    path = to / name if to.is_dir() else to
-    # Beside its place, so that it appears there completely or not at all.
-    part = path.with_name(f".{secrets.token_hex(8)}.part")
-    try:
-        part.write_bytes(content)
-        return part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _is_upload(value: object) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -14,7 +13,7 @@ from telegram.ext import BaseHandler
 
 from stepwell.adapters.framework.retry import TEMPORARY
 from stepwell.adapters.framework.turns import AttachedTurns
-from stepwell.adapters.ptb.calls import call_bot, pause_of
+from stepwell.adapters.ptb.calls import client_of
 from stepwell.adapters.ptb.objects import AnyApplication
 from stepwell.errors import UsageError
 from stepwell.options import check_instance
@@ -54,8 +53,7 @@ class ApplicationTurns:
 
     async def start(self, application: AnyApplication) -> None:
         """Run the turns."""
-        bot = application.bot
-        await self._attached.start(bot, partial(call_bot, bot), pause_of, lambda result: result)
+        await self._attached.start(client_of(application.bot))
 
     async def stop(self) -> None:
         """Leave the turns that still run after a while to the next process."""
