@@ -99,7 +99,7 @@ def test_a_turn_in_a_private_chat_shows_drafts_twice_a_second_and_one_message(wa
     assert {method for _, method, *_ in api.requests} == {"sendMessageDraft", "sendMessage"}
     assert len(api.times("sendMessage")) == 1
     drafts = [params for _, method, params, _ in api.requests if method == "sendMessageDraft"]
-    assert drafts[0]["text"] == "" and all(each["can_stop"] for each in drafts)
+    assert drafts[0]["text"] == "" and all(each["can_stop"] and each["keep_on_stop"] for each in drafts)
     assert len({each["draft_id"] for each in drafts}) == 1
     # A 429 pauses the writer, not the agent.
     assert took[0] < 20.5

@@ -56,7 +56,7 @@ class Writer:
     :param kind: ``"private"`` or ``"other"``; by default what the id of the chat says. A chat of a business connection
         is another one.
     :param draft_id: the id of the drafts, not 0. Telegram's update ``stopped_message_generation`` names it.
-    :param can_stop: show a button to stop with the drafts.
+    :param can_stop: show a button to stop with the drafts. The text stays in the chat until the message comes.
     :param message_id: the message that an earlier writer has shown; this one continues with it.
     :param on_message_id: gets the id of the message when it is sent, and ``None`` when it is complete, so that it can
         be stored. It may be a coroutine function.
@@ -300,7 +300,8 @@ class Writer:
         shown: dict[str, Any] = {"text": frame.text, **({"entities": frame.entities} if frame.entities else {})}
         if self.shows_drafts:
             where = {name: self._params[name] for name in ("chat_id", "message_thread_id") if name in self._params}
-            stop = {"can_stop": True} if self._can_stop else {}
+            # What the user has stopped stays in the chat until the message comes.
+            stop = {"can_stop": True, "keep_on_stop": True} if self._can_stop else {}
             await call("sendMessageDraft", **where, draft_id=self.draft_id, **shown, **stop)
         elif self.message_id is None:
             sent = await call("sendMessage", **self._params, **shown)

@@ -14,7 +14,8 @@ __all__ = ["Entity", "byte_offset", "date_time", "find_entities", "unreadable", 
 
 Entity: TypeAlias = dict[str, Any]
 
-_URL = r"(?P<url>https?://[^\s<>]+)"
+#: A sentence may end behind it.
+_URL = r"(?P<url>https?://[^\s<>]*[^\s<>.,:;!?'\")])"
 _EMAIL = r"(?P<email>[\w.+-]+@[\w-]+(?:\.[\w-]+)+)"
 _OTHERS = (
     # No command: a path such as /usr/bin, and a tag such as </b>.
