@@ -15,6 +15,7 @@ NAMES = {
     "resend": "stepwell.turns.running.runner:RESEND",
     "audit_keep": "stepwell.operate.audit:KEEP",
     "batch_operations": "stepwell.storage.transport.lane:MAX_OPERATIONS",
+    "cancel_timeout": "stepwell.turns.running.attempt:CANCEL_TIMEOUT",
     "checkpoint_commits": "stepwell.storage.sqlite.connection:CHECKPOINT_COMMITS",
     "checkpoint_pages": "stepwell.storage.sqlite.connection:CHECKPOINT_PAGES",
     "copy_parts_at_once": "stepwell.storage.copying.copy:PARTS_AT_ONCE",

@@ -25,6 +25,8 @@ from stepwell.log.names import log_tag
 from stepwell.log.tail import tail_of
 from stepwell.record import (
     AUDIT,
+    BUDGETS,
+    BY_BOT,
     DAY,
     INBOX,
     KEEP,
@@ -65,6 +67,8 @@ from stepwell.storage.urls import as_storage
 __all__ = [
     "ANY",
     "AUDIT",
+    "BUDGETS",
+    "BY_BOT",
     "DAY",
     "INBOX",
     "KEEP",

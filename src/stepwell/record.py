@@ -15,6 +15,8 @@ from stepwell._secrets import quoted
 
 __all__ = [
     "AUDIT",
+    "BUDGETS",
+    "BY_BOT",
     "DAY",
     "GRAPHS",
     "INBOX",
@@ -107,6 +109,10 @@ TURNS: Final = ReservedNamespace('"turns"')
 REFUSED: Final = ReservedNamespace('"refused"')
 #: The log of changes by operators, and logs of their values with (kind, bot, key) of what was changed as key.
 AUDIT: Final = ReservedNamespace('"audit"')
+#: What the turns of each payer have cost, with (bot, (turns, payer)) as key.
+BUDGETS: Final = ReservedNamespace('"budgets"')
+#: The namespaces whose keys begin with the name of a bot, and whose tags are those of ``log_tag``.
+BY_BOT: Final = (LOGS, REFUSED, TURNS, BUDGETS)
 #: Copies of damaged records, with (namespace, key) of the original as key.
 QUARANTINE: Final = ReservedNamespace('"quarantine"')
 

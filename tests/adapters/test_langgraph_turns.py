@@ -17,7 +17,7 @@ from langgraph.types import Command, interrupt
 
 from stepwell import MemoryStorage
 from stepwell.adapters.langgraph import StepwellSaver, run_graph, run_tool
-from stepwell.turns import Turn, Turns
+from stepwell.turns import Budget, Turn, Turns, Usage
 from tests.backends import Backend
 from tests.turns.people import ANN, People, state_of, working
 from tests.turns.test_tools import die
@@ -289,3 +289,36 @@ async def test_a_tool_with_an_intent_that_waits_for_an_approval_runs_once_after_
         assert (await people.answered(2))[1] == "deleted"
         await state_of(again.turns, "idle")
     assert calls == ["a"] and again.told == [["delete a", "delete", "gone"]]
+
+
+async def test_each_request_is_counted_in_the_budget_of_the_person() -> None:
+    def price(usage: Usage) -> float:
+        assert (usage.model, usage.cache_read) == ("small", 4)
+        return usage.output / 100 + usage.input / 1000
+
+    storage, people = MemoryStorage(), People()
+    turns = Turns("bot", storage=storage, collect=0.0, budget=Budget(usd=0.05, prices=price, refusal="No more."))
+    used = {"input_tokens": 10, "output_tokens": 2, "total_tokens": 12, "input_token_details": {"cache_read": 4}}
+
+    async def ask(state: MessagesState) -> Any:
+        number = len(state["messages"])
+        message = AIMessage(f"{number}", usage_metadata=used, response_metadata={"model_name": "small"})  # type: ignore[arg-type]
+        return {"messages": [message]}
+
+    builder = StateGraph(MessagesState)
+    builder.add_sequence([("first", ask), ("second", ask)])
+    builder.add_edge(START, "first")
+    graph = builder.compile(checkpointer=StepwellSaver(storage))
+
+    @turns.handler
+    async def answer(turn: Turn) -> None:
+        await run_graph(turn, graph)
+
+    async with working(turns, people):
+        await turns.admit(people.message("tea"))
+        assert await people.answered(2) == ["1", "2"]
+        await state_of(turns, "idle")
+        (status,) = [each async for each in turns.budgets()]
+        await turns.admit(people.message("more"))
+        assert (await people.answered(3))[2] == "No more."
+    assert (status.payer, status.spent) == (42, pytest.approx(0.06))

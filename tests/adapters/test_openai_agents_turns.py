@@ -12,7 +12,8 @@ from agents.testing import ModelStep, ScriptedModel, assistant_message, function
 
 from stepwell import MemoryStorage
 from stepwell.adapters.openai_agents import TurnResult, run_agent
-from stepwell.turns import Turn, Turns
+from stepwell.turns import Budget, Turn, Turns
+from stepwell.turns import Usage as Tokens
 from tests.backends import Backend
 from tests.turns.people import ANN, People, state_of, working
 from tests.turns.test_tools import die
@@ -235,3 +236,28 @@ async def test_a_history_of_a_later_release_is_refused() -> None:
         await people.answered()
         failed = (await bot.turns.status(ANN)).failed
     assert failed and "update stepwell" in failed[0].error
+
+
+async def test_each_request_is_counted_in_the_budget_of_the_person() -> None:
+    async def look(what: str) -> str:
+        return "3 coins"
+
+    usages: list[Tokens] = []
+
+    def price(usage: Tokens) -> float:
+        usages.append(usage)
+        return usage.output / 100 + usage.input / 1000
+
+    storage, people = MemoryStorage(), People()
+    steps = [{"look": {"what": "tea"}}, "It costs 3 coins"]
+    bot = Bot(storage, *steps, tools=[tool(look)], budget=Budget(usd=0.05, prices=price, refusal="No more."))
+    bot.model._default_usage = Usage(requests=1, input_tokens=10, output_tokens=2, total_tokens=12)
+    async with working(bot.turns, people):
+        await bot.turns.admit(people.message("tea"))
+        assert await people.answered() == ["It costs 3 coins"]
+        await state_of(bot.turns, "idle")
+        (status,) = [each async for each in bot.turns.budgets()]
+        await bot.turns.admit(people.message("more"))
+        assert (await people.answered(2))[1] == "No more."
+    assert [(each.input, each.output) for each in usages] == [(10, 2)] * 2
+    assert (status.payer, status.spent) == (42, pytest.approx(0.06))

@@ -7,7 +7,16 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from pydantic_ai import Agent, ModelMessage, ModelResponse, RunContext, ToolReturnPart, UserPromptPart
+from pydantic_ai import (
+    Agent,
+    ModelMessage,
+    ModelResponse,
+    RunContext,
+    TextPart,
+    ToolCallPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
 from pydantic_ai.exceptions import ApprovalRequired, ModelRetry
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 from pydantic_ai.models.test import TestModel
@@ -15,7 +24,7 @@ from pydantic_ai.models.test import TestModel
 from stepwell import MemoryStorage
 from stepwell.adapters.pydantic_ai import run_agent
 from stepwell.errors import UsageError
-from stepwell.turns import Turn, Turns
+from stepwell.turns import Budget, Turn, Turns, Usage
 from tests.backends import Backend
 from tests.turns.people import ANN, People, state_of, working
 from tests.turns.test_tools import die
@@ -352,3 +361,59 @@ async def test_a_test_model_works_as_it_is() -> None:
     async with working(bot.turns, people):
         await bot.turns.admit(people.message("what is tea?"))
         assert await people.answered() == ['{"price":3}']
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_each_request_is_counted_in_the_budget_of_the_person(stream: bool) -> None:
+    usages: list[Usage] = []
+
+    def price(usage: Usage) -> float:
+        usages.append(usage)
+        return 0.6
+
+    budget = Budget(usd=1, prices=price, refusal="No more.")
+    bot = Bot(MemoryStorage(), lambda number, told: {"look": "{}"} if number == 1 else "seen", budget=budget)
+    bot.options["stream"] = stream
+    if not stream:
+
+        async def respond(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+            bot.told.append(texts_of(messages))
+            return ModelResponse(parts=[TextPart("seen") if len(bot.told) > 1 else ToolCallPart("look", {})])
+
+        bot.agent = Agent(FunctionModel(respond))
+
+    @bot.agent.tool_plain
+    async def look() -> str:
+        return "3 coins"
+
+    people = People()
+    async with working(bot.turns, people):
+        await bot.turns.admit(people.message("hi"))
+        assert [text.strip() for text in await people.answered()] == ["seen"]
+        await state_of(bot.turns, "idle")
+        (status,) = [each async for each in bot.turns.budgets()]
+        assert status.spent == pytest.approx(1.2)
+        await bot.turns.admit(people.message("more"))
+        assert (await people.answered(2))[1] == "No more."
+    used = bot.results[0].usage
+    counted = [(each.model.partition(":")[0], each.input, each.output) for each in usages]
+    assert counted[0][0] == "function" and len(counted) == len(bot.told) == used.requests == 2
+    assert (sum(each[1] for each in counted), sum(each[2] for each in counted)) == (
+        used.input_tokens,
+        used.output_tokens,
+    )
+
+
+async def test_no_further_request_is_made_when_the_budget_is_used_up() -> None:
+    budget = Budget(usd=1, prices=lambda usage: 0.6, refusal="No more.")
+    bot, people = Bot(MemoryStorage(), lambda number, told: {"look": "{}"}, budget=budget), People()
+
+    @bot.agent.tool_plain
+    async def look() -> str:
+        return "3 coins"
+
+    async with working(bot.turns, people):
+        await bot.turns.admit(people.message("hi"))
+        assert await people.answered() == ["No more."]
+        await state_of(bot.turns, "idle")
+    assert len(bot.told) == 2

@@ -46,6 +46,12 @@ async def test_formatted_text_is_parsed(
     assert [entity["type"] for entity in sent["entities"]] == kinds
 
 
+async def test_a_link_ends_before_the_end_of_its_sentence(call: Client, chat: Person) -> None:
+    sent = await call("sendMessage", chat_id=42, text="See https://x.org/a_b.html, and (https://x.org/?q=1).")
+    links = [sent["text"][each["offset"] :][: each["length"]] for each in sent["entities"]]
+    assert links == ["https://x.org/a_b.html", "https://x.org/?q=1"]
+
+
 async def test_offsets_count_utf_16_units(call: Client, chat: Person) -> None:
     sent = await call("sendMessage", chat_id=42, text="😀 <b>😀</b>", parse_mode="HTML")
     assert sent["entities"] == [{"type": "bold", "offset": 3, "length": 2}]

@@ -14,7 +14,7 @@ from stepwell import State, open_storage
 from stepwell.record import TURNS, Change, Head
 from stepwell.storage import Apply, Storage
 from stepwell.testing import Clock
-from stepwell.turns import Turn, Turns
+from stepwell.turns import Budget, Turn, Turns
 from tests.cli.conftest import Command
 from tests.turns.people import People, state_of, working
 
@@ -191,3 +191,33 @@ async def test_doctor_finds_conversations_that_no_worker_serves_that_have_failed
     listed = (await command("turns", "agent", "7", "--json")).json
     assert "damage" in listed
     assert "unreadable" in (await command("turns", "agent")).out
+
+
+async def test_what_persons_have_spent_of_their_budget_is_listed(command: Command, storage: Storage) -> None:
+    turns, people = Turns("agent", storage=storage, collect=0.0, budget=Budget(usd=2, reserve=0.5)), People()
+    begun = asyncio.Event()
+
+    @turns.handler
+    async def answer(turn: Turn) -> None:
+        await turn.spent(0.25)
+        if turn.text == "long":
+            begun.set()
+            await asyncio.sleep(600)
+        turn.answer("done")
+
+    async with working(turns, people):
+        await turns.admit(people.message("short"))
+        await people.answered()
+        await state_of(turns, "idle")
+        await turns.admit(people.message("long", user=7))
+        await begun.wait()
+        listed = await command("turns", "agent", "--budgets")
+        assert [line.split()[:4] for line in listed.out.splitlines()] == [
+            ["PAYER", "SPENT", "RESERVED", "OF"],
+            ["42", "0.2500", "0.0000", "2"],
+            ["7", "0.0000", "0.5000", "2"],
+        ]
+        (first, _) = (await command("turns", "--budgets", "--json")).json["budgets"]
+        assert (first["payer"], first["spent"], first["limit"]) == (42, 0.25, 2.0) and first["ends"] > time.time()
+        assert "spent" in (shown := await command("turns", "agent", "7")).out and "0.2500 USD" in shown.out
+        assert (await command("turns", "agent", "7", "--json")).json["spent"] == 0.25

@@ -397,3 +397,35 @@ async def test_a_worker_that_has_ended_leaves_no_tasks_and_listeners() -> None:
         await turns.admit(people.message("two", user=43))
     await until(lambda: asyncio.all_tasks() <= before)
     assert not turns._wakes
+
+
+async def test_a_handler_that_catches_its_cancellation_does_not_keep_its_worker_and_the_next_one_continues(
+    constants: Constants, caplog: pytest.LogCaptureFixture
+) -> None:
+    constants(cancel_timeout=0.1)
+    goes_on = True
+
+    async def deaf(turn: Turn) -> None:
+        async with turn.stream() as out:
+            while goes_on:
+                try:
+                    await asyncio.sleep(0.01)
+                except asyncio.CancelledError:
+                    out.write("still here ")
+        turn.answer("never sent")
+
+    async def answer(turn: Turn) -> None:
+        turn.answer(turn.text.upper())
+
+    storage, people = MemoryStorage(), People()
+    await storage.open()
+    first, attempts = turns_of(deaf, storage)
+    async with working(first, people):
+        await first.admit(people.message("one"))
+        await until(lambda: attempts)
+    assert "has caught its cancellation and goes on" in caplog.text
+    goes_on = False
+    second, attempts = turns_of(answer, storage)
+    async with working(second, people):
+        assert await people.answered() == ["ONE"]
+    assert attempts == [1], "it is not counted, and continues at once"

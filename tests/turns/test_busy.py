@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from stepwell import MemoryStorage
+from stepwell.errors import StorageUnavailable
+from stepwell.storage import Apply, Operation
 from stepwell.turns import Admission, Message, Turn, Turns
+from tests.backends import Backend
 from tests.turns.people import ANN, People, state_of, working
 from tests.until import forever, until
 
@@ -183,6 +186,65 @@ async def test_a_stop_ends_only_the_turn_that_runs() -> None:
         assert await people.answered(2) == ["about one [stopped]", "about two"]
         assert not await slow.turns.stop(ANN, turn=turn), "it has ended"
         await state_of(slow.turns, "idle")
+
+
+@pytest.mark.every_backend
+async def test_a_stop_that_is_delivered_again_stops_no_later_turn(backend: Backend) -> None:
+    turns, people = Turns("bot", storage=backend.storage(), collect=0.0), People()
+    gates: dict[str, asyncio.Event] = {text: asyncio.Event() for text in ("one", "two", "three")}
+
+    @turns.handler
+    async def answer(turn: Turn) -> None:
+        async with turn.stream() as out:
+            out.write(f"about {turn.text}")
+            await gates[turn.text].wait()
+
+    async def runs(text: str) -> None:
+        await until(lambda: turns.status(ANN), lambda now: now.turn is not None and now.messages[0].text == text)
+
+    stop, idle_stop = people.message("/stop"), people.message("/stop")
+    async with working(turns, people):
+        await turns.admit(people.message("one"))
+        await runs("one")
+        await turns.admit(stop)
+        assert await people.answered(1) == ["about one [stopped]"]
+        await state_of(turns, "idle")
+        # It stops nothing, and is known all the same.
+        await turns.admit(idle_stop)
+        await turns.admit(people.message("two"))
+        await runs("two")
+        for again in (stop, idle_stop):
+            assert not await turns.admit(again)
+        assert not (await turns.status(ANN)).stopping
+        gates["two"].set()
+        assert await people.answered(2) == ["about one [stopped]", "about two"]
+        await turns.admit(people.message("three"))
+        await runs("three")
+        await turns.admit(people.message("/stop"))
+        assert (await people.answered(3))[2] == "about three [stopped]"
+
+
+async def test_a_stop_whose_write_failed_stops_nothing_before_it_is_delivered_again() -> None:
+    class Away(MemoryStorage):
+        away = False
+
+        async def perform(self, operation: Operation) -> Any:
+            if self.away and isinstance(operation, Apply) and operation.guard is not None and not operation.guard.token:
+                raise StorageUnavailable("away")
+            return await super().perform(operation)
+
+    slow, people = Slow("merge"), People()
+    storage = Away()
+    slow.turns.move_to(storage)
+    async with working(slow.turns, people):
+        await slow.begin(people)
+        stop = people.message("/stop")
+        storage.away = True
+        with pytest.raises(StorageUnavailable):
+            await slow.turns.admit(stop)
+        storage.away = False
+        slow.go_on.set()
+        assert await people.answered() == ["about one"]
 
 
 async def test_the_command_stop_and_the_button_of_a_draft_stop_and_a_turn_without_text_says_so() -> None:

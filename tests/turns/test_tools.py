@@ -33,13 +33,18 @@ class Agent:
 
 async def die(agent: Agent) -> None:
     """Lose the claim, as a process does that is gone."""
-    runner: Any = agent.turns.runner
+    await lose_claim(agent.turns)
+    await forever()
+
+
+async def lose_claim(turns: Turns) -> None:
+    """Lose the claim of the turn that runs."""
+    runner: Any = turns.runner
     (attempt,) = runner.running.values()
     slot = attempt.record.slot
     # A holder that renews its claim would take it again, because nobody else has.
-    agent.turns.storage.renewals.discard(slot)
-    await agent.turns.storage.perform(_release(slot))
-    await forever()
+    turns.storage.renewals.discard(slot)
+    await turns.storage.perform(_release(slot))
 
 
 def _release(slot: Any) -> Any:

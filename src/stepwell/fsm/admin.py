@@ -19,7 +19,7 @@ from stepwell.fsm.conversation.extension import end, extension_of, keep
 from stepwell.fsm.flows.description import name_of
 from stepwell.fsm.timers.expiry import is_over
 from stepwell.log.names import log_tag
-from stepwell.record import AUDIT, LOGS, REFUSED, TURNS, Address
+from stepwell.record import AUDIT, BY_BOT, Address
 from stepwell.slot import Slot
 from stepwell.storage import ANY, Entry
 
@@ -69,8 +69,7 @@ async def forget(fsm: Machine, user: int | None, chat: int | None) -> Forgotten:
     again: Counter[Address] = Counter()
     places = forgotten_places.get()
     of_log = log_tag(fsm.bot, tag)
-    beside = ((each, of_log) for each in (LOGS, REFUSED, TURNS, AUDIT))
-    places_of = ((encode_namespace(fsm.bot, storage.limits), tag), *beside)
+    places_of = ((encode_namespace(fsm.bot, storage.limits), tag), *((each, of_log) for each in (*BY_BOT, AUDIT)))
     for namespace, its_tag in places_of:
         # Deleted records are not listed again, so each round starts from the beginning.
         while addresses := await storage.traces(namespace, its_tag):

@@ -15,11 +15,9 @@ from typing import Any
 from stepwell import Storage
 from stepwell.engine import (
     AUDIT,
+    BY_BOT,
     KEEP,
-    LOGS,
     NO_HEAD,
-    REFUSED,
-    TURNS,
     Address,
     Applied,
     Apply,
@@ -215,7 +213,7 @@ async def records_of(storage: Storage, bot: str, *, user: int | None, chat: int 
     """Return the addresses of a user or a chat, with those of logs, turns, and deleted records that left a trace."""
     tag = _tag(user, chat)
     found = await storage.traces(encode_namespace(bot, storage.limits), tag, limit=limit)
-    for namespace in (LOGS, REFUSED, TURNS, AUDIT):
+    for namespace in (*BY_BOT, AUDIT):
         found += await storage.traces(namespace, log_tag(bot, tag), limit=limit - len(found))
     return found
 

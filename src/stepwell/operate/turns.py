@@ -100,6 +100,7 @@ class ConversationView:
             "attempt": status.attempt,
             "started": status.started,
             "stopping": status.stopping,
+            "spent": status.spent,
             "messages": [_message(each) for each in status.messages],
             "waiting": [_message(each) for each in status.waiting],
             "shuts_at": status.shuts_at,

@@ -6,6 +6,7 @@ from stepwell.turns.control import Decided
 from stepwell.turns.events import MessageTaken, TurnEnded, TurnEvent, TurnStarted, subscribe
 from stepwell.turns.history import History
 from stepwell.turns.message import Message
+from stepwell.turns.running.budget import Budget, BudgetStatus, Price, Usage, person
 from stepwell.turns.running.question import Decision
 from stepwell.turns.running.stream import Stream
 from stepwell.turns.running.tools import current_turn, tool
@@ -15,12 +16,15 @@ from stepwell.turns.turns import Turns
 
 __all__ = [
     "Admission",
+    "Budget",
+    "BudgetStatus",
     "Decided",
     "Decision",
     "FailedTurn",
     "History",
     "Message",
     "MessageTaken",
+    "Price",
     "QuestionStatus",
     "Stream",
     "ToolStatus",
@@ -31,7 +35,9 @@ __all__ = [
     "TurnStatus",
     "Turns",
     "UnknownOutcome",
+    "Usage",
     "current_turn",
+    "person",
     "subscribe",
     "tool",
 ]

@@ -16,6 +16,7 @@ from stepwell.turns.clock import StorageClock
 from stepwell.turns.message import Message
 from stepwell.turns.policy import Rules
 from stepwell.turns.record import Answer, OpenQuestion, Running, StopReason, TurnTable
+from stepwell.turns.running.budget import Budget, TurnBudget, Usage
 from stepwell.turns.running.held import HeldRecord
 
 __all__ = ["AttemptBase", "RunnerBase", "Send", "TranscriptBase", "TurnsBase"]
@@ -44,6 +45,8 @@ class TurnsBase(ABC):
     stop_mark: str
     stop_note: str
     clock: StorageClock
+    #: What turns may cost; ``None``: as much as they do.
+    budget: Budget | None
     #: The runner of this process, while there is one.
     runner: RunnerBase | None
 
@@ -137,7 +140,11 @@ class RunnerBase(ABC):
     watch_every: float
 
     @abstractmethod
-    def stop(self, address: Address, turn_id: str | None, reason: StopReason) -> None:
+    def budget_of(self, record: HeldRecord, turn: Running) -> TurnBudget | None:
+        """Return the budget of the payer of a turn; ``None`` if it has no limit."""
+
+    @abstractmethod
+    def stop(self, address: Address, turn_id: str, reason: StopReason) -> None:
         """Stop a turn that runs in this process, at once. The table says so too."""
 
     @abstractmethod
@@ -221,6 +228,10 @@ class AttemptBase(ABC):
     @abstractmethod
     def kept(self) -> list[Any]:
         """Return the values that this turn has kept."""
+
+    @abstractmethod
+    async def spent(self, cost: float | Usage, *, id: str | None) -> None:  # noqa: A002
+        """Count a cost of the turn, and stop it if nothing is left of its budget."""
 
     @abstractmethod
     async def ask(

@@ -15,6 +15,7 @@ from stepwell.turns.base import TurnsBase
 from stepwell.turns.message import Message
 from stepwell.turns.policy import may_answer, stopped, with_answer
 from stepwell.turns.record import (
+    MOST_STOPS,
     WORKING_PARTS,
     Answer,
     OpenQuestion,
@@ -88,35 +89,43 @@ class Controls:
             draft = update.event.get("draft_id") if hasattr(update.event, "get") else update.event.draft_id
             await self.stop(conversation, None, draft=draft)
             return []
-        await self.stop(conversation, None)
+        await self.stop(conversation, None, update=self._turns.update_id_of(update))
         return None
 
-    async def stop(self, conversation: Any, turn_id: str | None, *, draft: int | None = None) -> bool:
-        """Stop the running turn, if it is this one, or the one with this draft."""
+    async def stop(
+        self, conversation: Any, turn_id: str | None, *, draft: int | None = None, update: int | str | None = None
+    ) -> bool:
+        """Stop the running turn, if it is this one, or the one with this draft.
+
+        ``update``: the id of the update that says so. If it is delivered again, it stops no later turn.
+        """
         turns = self._turns
         address = turns.address(conversation)
         seal, now = turns.storage.seal(address), await turns.clock.now()
-        named = False
-        if turns.runner is not None and draft is None:
-            turns.runner.stop(address, turn_id, "stop")
+        found: str | None = None
 
         def decide(stored: Stored | None) -> Change | None:
-            nonlocal named
-            table = table_of(seal, stored)
+            nonlocal found
+            table, found = table_of(seal, stored), None
             turn = table.turn
-            named = turn is not None and turn_id in (None, turn.id) and draft in (None, draft_id_of(turn.id))
-            if turn is None or not named or turn.stop is not None:
+            if stored is None or (update is not None and update in table.stops):
                 return None
-            table = replaced(table, turn=stopped(turn, "stop", now))
-            return change_of(turns.storage, address, turns.name, table, now=now, parts={})
+            if turn is not None and turn_id in (None, turn.id) and draft in (None, draft_id_of(turn.id)):
+                found = turn.id
+                turn = turn if turn.stop is not None else stopped(turn, "stop", now)
+            stops = table.stops if update is None else (*table.stops, update)[-MOST_STOPS:]
+            after = replaced(table, turn=turn, stops=stops)
+            return None if after == table else change_of(turns.storage, address, turns.name, after, now=now, parts={})
 
-        stopped_now = await turns.storage.edit(address, decide) is not None
-        if named:
-            if turns.runner is not None and draft is not None:
-                turns.runner.stop(address, None, "stop")
-            turns.storage.notify_soon(turns.topic_of(address))
-            turns.wake()
-        return stopped_now or named
+        await turns.storage.edit(address, decide)
+        if found is None:
+            return False
+        # The turn that is stored as stopped, and not one that has begun meanwhile.
+        if turns.runner is not None:
+            turns.runner.stop(address, found, "stop")
+        turns.storage.notify_soon(turns.topic_of(address))
+        turns.wake()
+        return True
 
     async def reply(self, conversation: Any, text: str, params: Mapping[str, Any]) -> None:
         """Store a message, to be sent by a worker after the calls that are not sent yet."""

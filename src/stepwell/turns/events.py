@@ -75,7 +75,8 @@ class TurnEnded(TurnEvent):
     turn: str
     attempt: int
     messages: int
-    how: Literal["answered", "stopped", "failed"]
+    #: ``"refused"``: nothing was left of its budget.
+    how: Literal["answered", "stopped", "failed", "refused"]
     #: Seconds since its first attempt has begun.
     seconds: float
     error: str | None = None

@@ -29,6 +29,7 @@ from stepwell.engine import (
 __all__ = [
     "HANDLED",
     "MOST_HANDLED",
+    "MOST_STOPS",
     "ROOM_TO_END",
     "WORKING_PARTS",
     "Answer",
@@ -61,6 +62,8 @@ StopReason: TypeAlias = Literal["stop", "interrupt", "rollback"]
 #: The part with the ids of the updates of ended turns, and how many it has.
 HANDLED: Final = "h"
 MOST_HANDLED: Final = 1000
+#: How many updates that said stop are known.
+MOST_STOPS: Final = 10
 #: How much larger than its limit a record may become by messages, and by writes under the claim: a conversation whose
 #: history is full still takes messages, and ends its turns. In items of the largest size.
 ROOM: Final = 4
@@ -153,6 +156,13 @@ class Running(Struct, frozen=True):
     shown: int | None = None
     #: How often its text was completed before another message, such as a question.
     cuts: int = 0
+    #: What its requests to models have cost, by their ids, in billionths of a dollar.
+    costs: Mapping[str, int] | None = None
+
+    @property
+    def cost(self) -> int:
+        """What it has cost so far."""
+        return sum((self.costs or {}).values())
 
     @property
     def ids(self) -> tuple[int | str, ...]:
@@ -179,6 +189,8 @@ class TurnTable(Struct, frozen=True, omit_defaults=True):
     #: Its turns are kept as pages show them, because one of its messages came from a page. How many were kept.
     transcribed: bool = False
     transcripts: int = 0
+    #: The ids of the last updates that said stop, also those that stopped nothing.
+    stops: tuple[int | str, ...] = ()
     #: The last write under a claim, which finds itself here if its answer was lost.
     write: str = ""
 

@@ -109,6 +109,8 @@ class TurnStatus:
     stopping: bool
     #: The end of what the turn has written so far, a few seconds old.
     text: str
+    #: What the turn has cost so far, in dollars, if it has a budget.
+    spent: float = 0.0
 
 
 def status_of(storage: Storage, address: Address, stored: Stored | None) -> TurnStatus:
@@ -133,6 +135,7 @@ def status_of(storage: Storage, address: Address, stored: Stored | None) -> Turn
         failed=_failed(seal, parts, table),
         stopping=turn is not None and turn.stop is not None,
         text="" if turn is None or (name := text_part(turn.id)) not in parts else seal.value("p", name, parts[name]),
+        spent=0.0 if turn is None else turn.cost / 1e9,
     )
 
 

@@ -38,6 +38,7 @@ from stepwell.turns.history import History
 from stepwell.turns.message import Message, WebUpdate, is_message
 from stepwell.turns.policy import POLICIES, OnBusy, Rules
 from stepwell.turns.record import WORKING_PARTS, Running, message_part
+from stepwell.turns.running.budget import Budget, BudgetStatus, budgets_in
 from stepwell.turns.running.held import HeldRecord
 from stepwell.turns.running.runner import Runner
 from stepwell.turns.running.turn import Turn
@@ -70,6 +71,7 @@ class Turns(TurnsBase):
     ``accepts``: a function of an update that returns whether it is a message for a turn; by default every message of
     a person that is no command. ``parse_mode`` and ``link_preview_options``: what all texts of turns have that name
     none; ``"CommonMark"`` is the Markdown that models write. Those of an attached router are for its own handlers.
+    ``budget``: what turns may cost in a period.
 
     Example::
 
@@ -105,6 +107,7 @@ class Turns(TurnsBase):
         stop_commands: Sequence[str] = ("stop",),
         stop_mark: str = " [stopped]",
         stop_note: str = "Stopped.",
+        budget: Budget | None = None,
         name: str = "turns",
     ) -> None:
         check_choice(on_busy, POLICIES, f"on_busy must be one of {', '.join(POLICIES)}, not {{}}")
@@ -117,6 +120,7 @@ class Turns(TurnsBase):
             ("identity", identity), ("accepts", accepts), ("update_id", update_id), ("on_waiting", on_waiting),
         ):  # fmt: skip
             check_function(function, f"{option} must be a function, not {{}}", optional=True)
+        check_instance(budget, Budget, "budget must be a Budget, not {}", optional=True)
         check_text(name, "name must be a text, not {}")
         self.bot: str = bot
         self.name: str = name
@@ -130,6 +134,7 @@ class Turns(TurnsBase):
         self.stop_mark: str = stop_mark
         self.stop_note: str = stop_note
         self.formatting: Formatting | None = Formatting.of(parse_mode, link_preview_options, "Turns")
+        self.budget: Budget | None = budget
         self.subscribers: list[TurnSubscriber] = []
         self.clock: StorageClock = StorageClock(self.storage)
         #: The runner of this process, while there is one.
@@ -274,6 +279,11 @@ class Turns(TurnsBase):
             stored: Stored | None = await self.storage.perform(Get(address, WORKING_PARTS))
             yield status_of(self.storage, address, stored)
 
+    async def budgets(self) -> AsyncIterator[BudgetStatus]:
+        """Yield what each payer has spent of the budget in the present period: ``async for ... in turns.budgets()``."""
+        async for found in budgets_in(self.storage, await self.clock.now(), self.bot):
+            yield found
+
     async def retry(self, turn_id: str) -> bool:
         """Let the messages of a failed turn wait for a turn again. Return whether there was a failed one."""
         return await self._failed.retry(turn_id)
@@ -414,7 +424,7 @@ class Turns(TurnsBase):
         self.tell(TurnStarted, address, **_of(turn), updates=turn.ids, waited=waited)
 
     def ended(
-        self, address: Address, turn: Running, now: float, how: Literal["answered", "stopped", "failed"],
+        self, address: Address, turn: Running, now: float, how: Literal["answered", "stopped", "failed", "refused"],
         error: str | None,
     ) -> None:  # fmt: skip
         self.tell(TurnEnded, address, **_of(turn), how=how, seconds=max(now - turn.started, 0.0), error=error)

@@ -25,7 +25,7 @@ from stepwell.adapters.framework.agents import (
     text_of,
 )
 from stepwell.engine import quoted
-from stepwell.turns import Turn, current_turn
+from stepwell.turns import Turn, Usage, current_turn
 
 if TYPE_CHECKING:
     from langgraph.prebuilt.tool_node import ToolCallRequest
@@ -214,9 +214,13 @@ class _ThreadRun:
                     # Texts that no model has streamed.
                     await self.show(chunk, stack)
                     continue
-                message, _ = chunk
-                if isinstance(message, AIMessage | AIMessageChunk) and (text := message.text):
+                message, about = chunk
+                if not isinstance(message, AIMessage | AIMessageChunk):
+                    continue
+                if text := message.text:
                     await self._write(_id(message), text, stack)
+                if message.usage_metadata:
+                    await self._turn.spent(_usage(message, about))
 
     async def show(self, values: Any, stack: AsyncExitStack | None = None) -> None:
         """Show the texts of the messages of this turn that are not shown yet."""
@@ -262,6 +266,16 @@ async def _ask(
         decision = await asks.ask(text, [id_, place])
         decisions.append({"type": "approve"} if decision else {"type": "reject", "message": refusal_of(decision)})
     return {"decisions": decisions}
+
+
+def _usage(message: AIMessage, about: Mapping[str, Any]) -> Usage:
+    used = message.usage_metadata or {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}
+    cached = used.get("input_token_details", {})
+    return Usage(
+        model=message.response_metadata.get("model_name") or about.get("ls_model_name") or "",
+        input=used["input_tokens"], output=used["output_tokens"],
+        cache_read=cached.get("cache_read", 0), cache_write=cached.get("cache_creation", 0),
+    )  # fmt: skip
 
 
 def _thread_of(turn: Turn) -> str:

@@ -38,6 +38,7 @@ from stepwell.adapters.framework.agents import (
 )
 from stepwell.adapters.openai_agents.model import KeptModel, with_kept_responses
 from stepwell.turns import Turn
+from stepwell.turns import Usage as Tokens
 
 __all__ = ["TurnResult", "run_agent"]
 
@@ -239,6 +240,10 @@ class _AgentRuns:
                 elif data.type == "response.completed":
                     await stack.aclose()
                     out = None
+                    if (used := data.response.usage) is not None:
+                        cached = used.input_tokens_details.cached_tokens
+                        counts = {"input": used.input_tokens, "output": used.output_tokens, "cache_read": cached}
+                        await self._turn.spent(Tokens(model=data.response.model, **counts))
 
     async def _cancel(self) -> None:
         """Stop the run at once, and wait until its tools have ended."""
@@ -280,6 +285,7 @@ class _AgentRuns:
         theirs = config.call_model_input_filter
 
         async def keep(data: Any) -> Any:
+            await self._turn.spent(0)
             items = data.model_data.input[len(self._before) :]
             if len(items) > self._kept:
                 self._own, new = items, [_plain(each) for each in items[self._kept :]]

@@ -49,7 +49,7 @@ from stepwell.adapters.framework.agents import (
     refusal_of,
     replay_of,
 )
-from stepwell.turns import Message, Turn
+from stepwell.turns import Message, Turn, Usage
 
 __all__ = ["run_agent"]
 
@@ -266,6 +266,10 @@ class _TurnRun:
         content = self._returned.get(id_, UNKNOWN if id_ in self._begun else INTERRUPTED)
         return ToolReturnPart(tool_name=call.tool_name, content=content, tool_call_id=id_)
 
+    async def spent(self, cost: float | Usage) -> None:
+        """Count what a request has cost."""
+        await self._turn.spent(cost)
+
     # Tools
 
     async def call(
@@ -307,6 +311,21 @@ class _TurnCapability(AbstractCapability[Any]):
         self, ctx: RunContext[Any], *, call: ToolCallPart, tool_def: ToolDefinition, args: Any, handler: Any
     ) -> Any:
         return await self.run.call(ctx, call, tool_def, lambda: handler(args))
+
+    async def before_model_request(self, ctx: RunContext[Any], request_context: Any) -> Any:
+        await self.run.spent(0)
+        return request_context
+
+    async def after_model_request(
+        self, ctx: RunContext[Any], *, request_context: Any, response: ModelResponse
+    ) -> ModelResponse:
+        used = response.usage
+        usage = Usage(
+            model=response.model_name or "", input=used.input_tokens, output=used.output_tokens,
+            cache_read=used.cache_read_tokens, cache_write=used.cache_write_tokens,
+        )  # fmt: skip
+        await self.run.spent(usage)
+        return response
 
     async def handle_deferred_tool_calls(
         self, ctx: RunContext[Any], *, requests: DeferredToolRequests

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import time
+from dataclasses import asdict
 from typing import Any
 
 from stepwell import Storage
@@ -28,6 +30,7 @@ from stepwell.operate import turns
 from stepwell.operate.records import check_bot
 from stepwell.operate.turns import STATES, ConversationView, listed_conversations, show_conversation
 from stepwell.turns import Decided, FailedTurn
+from stepwell.turns.engine import budgets_in
 
 __all__ = ["add"]
 
@@ -55,6 +58,7 @@ def add(commands: Commands) -> None:
     )
     parser.add_argument("--state", choices=STATES, help="only conversations in this state")
     parser.add_argument("--failed", action="store_true", help="only conversations with failed turns")
+    parser.add_argument("--budgets", action="store_true", help="list what each payer has spent of a budget instead")
     parser.add_argument("--limit", type=positive, default=50, metavar="N", help="the most to list (default: 50)")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--stop", action="store_true", help="stop the turn of the conversation")
@@ -83,6 +87,8 @@ def _turns(options: argparse.Namespace) -> int:
     async def work(storage: Storage) -> int:
         if options.bot is not None:
             await check_bot(storage, options.bot)
+        if options.budgets:
+            return await _budgets(options, storage)
         if options.retry or options.drop:
             return await _again(options, storage)
         if not one:
@@ -110,6 +116,20 @@ async def _list(options: argparse.Namespace, storage: Storage) -> int:
         async for each in found:
             if not search.add(each.conversation.as_json(), _row(each.conversation), each.looked):
                 break
+    return 0
+
+
+async def _budgets(options: argparse.Namespace, storage: Storage) -> int:
+    now = (storage.clock or time.time)()
+    found = [each async for each in budgets_in(storage, now, options.bot)]
+    if options.json:
+        print_json({"budgets": [{**asdict(each), "ends": each.ends.timestamp()} for each in found]})
+        return 0
+    rows = [
+        (str(each.payer), f"{each.spent:.4f}", f"{each.reserved:.4f}", f"{each.limit:g}", moment(each.ends.timestamp()))
+        for each in sorted(found, key=lambda each: -each.spent)
+    ]
+    print_table(("payer", "spent", "reserved", "of", "until"), rows[: options.limit])
     return 0
 
 
@@ -214,6 +234,7 @@ def _print(view: ConversationView) -> None:
         {
             "state": f"{status.state}, stopping" if status.stopping else status.state,
             "turn": None if status.turn is None else f"{status.turn}, attempt {status.attempt}",
+            "spent": f"{status.spent:.4f} USD" if status.spent else None,
             "started": None if status.started is None else moment(status.started),
             "complete": None if not status.waiting or status.shuts_at is None else moment(status.shuts_at),
             "unsent": None

@@ -9,14 +9,14 @@ from typing import Any
 from stepwell._secrets import quoted
 from stepwell.codec import decode_key, decode_namespace, encode_namespace
 from stepwell.errors import InvalidOption, StoredDataError, Unsupported
-from stepwell.record import INBOX, LOGS, PROCESSES, QUARANTINE, REFUSED, TURNS, Address, ReservedNamespace
+from stepwell.record import BY_BOT, INBOX, PROCESSES, QUARANTINE, TURNS, Address, ReservedNamespace
 from stepwell.storage.contract import Storage
 from stepwell.storage.listing import Query
 
 __all__ = ["OF_BOTS", "Selection", "belongs_to"]
 
 #: Namespaces with records of all bots, whose keys name the bot.
-OF_BOTS = (LOGS, TURNS, INBOX, REFUSED, QUARANTINE)
+OF_BOTS = (*BY_BOT, INBOX, QUARANTINE)
 #: The number of records of a page.
 AT_ONCE = 100
 
@@ -90,10 +90,10 @@ def belongs_to(address: Address, bots: Collection[str]) -> bool:
         return key in bots
     if type(key) is not tuple or len(key) != 2:
         return False
-    if address.namespace in (LOGS, REFUSED, TURNS):
+    if address.namespace in BY_BOT:
         return key[0] in bots
     original = Address(*key)
-    if original.namespace in (LOGS, INBOX, REFUSED, TURNS):
+    if original.namespace in (*BY_BOT, INBOX):
         return belongs_to(original, bots)
     return decode_namespace(original.namespace) in bots
 

@@ -29,6 +29,7 @@ from stepwell.turns.record import (
     table_of,
     text_part,
 )
+from stepwell.turns.running.budget import BudgetStatus, Usage
 from stepwell.turns.running.display import Display
 from stepwell.turns.running.held import HeldRecord, sent
 from stepwell.turns.running.question import PAUSE, Decision, Questions
@@ -44,6 +45,8 @@ logger: logging.Logger = logging.getLogger(__name__)
 T = TypeVar("T")
 #: Seconds for the last call that shows a text that is left to the next attempt.
 CLOSE_TIMEOUT: Final = 3.0
+#: Seconds in which a cancelled handler must end. A tool that must not run twice gets most of them.
+CANCEL_TIMEOUT: Final = 12.0
 #: Seconds between two looks at the record of a suspended attempt.
 WATCH_SUSPENDED: Final = 60.0
 #: Seconds between two writes of the text so far, for people who look from outside, and how many characters it has.
@@ -84,6 +87,8 @@ class Attempt(AttemptBase):
             TurnTranscript(self, self.turn.messages) if record.table.transcribed else None
         )
         self._busy = 0
+        #: Set if nothing is left of the budget, and the turn has cost more than was reserved for it.
+        self._used_up: BudgetStatus | None = None
         self._suspended = asyncio.Event()
         #: Set when a suspended attempt goes on.
         self._resumed = asyncio.Event()
@@ -125,6 +130,35 @@ class Attempt(AttemptBase):
         parts, prefix = self.record.parts, kept_prefix(self.turn_id)
         names = sorted(name for name in parts if name.startswith(prefix))
         return [self.record.seal.value("p", name, parts[name]) for name in names]
+
+    async def spent(self, cost: float | Usage, *, id: str | None) -> None:  # noqa: A002
+        budget, turn = self.runner.turns.budget, self.record.table.turn
+        payer = None if turn is None else self.runner.budget_of(self.record, turn)
+        if budget is None or payer is None:
+            return
+        amount, was_used_up = budget.cost_of(cost), self._used_up is not None
+
+        def added(table: TurnTable) -> TurnTable | None:
+            turn = self.own(table)
+            costs = turn.costs or {}
+            name = f"#{len(costs)}" if id is None else id
+            return None if name in costs else replaced(table, turn=replaced(turn, costs={**costs, name: amount}))
+
+        if amount:
+            with self.busy():
+                try:
+                    await self.write(added)
+                except Conflict:
+                    # It was paid, although another worker has the turn now.
+                    await payer.add(amount)
+                    raise
+                assert self.record.table.turn is not None
+                self._used_up = await payer.reserve(self.record.table.turn.cost) or self._used_up
+        # The request that has used it up may have brought the answer.
+        if self._used_up is not None and was_used_up and not self.turn.stopped.is_set():
+            if self.turn.messages[-1].where:
+                self.outputs.append({"method": "sendMessage", **self.where, "text": budget.refusal(self._used_up)})
+            self.stop("stop")
 
     async def ask(self, text: str, **options: Any) -> Decision:
         return await self.questions.ask(text, **options)
@@ -224,6 +258,8 @@ class Attempt(AttemptBase):
     async def write(self, change: Callable[[TurnTable], TurnTable | None], parts: Any = None, **options: Any) -> bool:
         while True:
             record = self.record
+            if self.lost:
+                raise LeaseLost(record.address.text)
             held = record.slot.holding
             try:
                 if held:
@@ -350,7 +386,13 @@ class Attempt(AttemptBase):
         await self._end_watch()
         if not self.task.done():
             self.task.cancel()
-            await asyncio.wait({self.task})
+            await asyncio.wait({self.task}, timeout=CANCEL_TIMEOUT)
+        if not self.task.done():
+            logger.error(
+                "the handler of turn %s has caught its cancellation and goes on; nothing of it is stored any more, "
+                "and the next worker continues its turn", self.turn_id,
+            )  # fmt: skip
+            self.abandon()
         await self.end_transcript()
         await self.end_display()
 

@@ -23,6 +23,7 @@ from stepwell.errors import BotApiError, BotUnavailable, Conflict, LeaseLost, St
 from stepwell.fsm.engine import report_refusal
 from stepwell.texts import MakeCall, fit
 from stepwell.turns.base import RunnerBase, Send, TurnsBase
+from stepwell.turns.message import Message
 from stepwell.turns.policy import advanced
 from stepwell.turns.record import (
     HANDLED,
@@ -42,6 +43,7 @@ from stepwell.turns.record import (
     tool_prefix,
 )
 from stepwell.turns.running.attempt import Attempt
+from stepwell.turns.running.budget import TurnBudget
 from stepwell.turns.running.held import HeldRecord, sent
 from stepwell.turns.running.question import earliest_deadline, with_timeouts
 from stepwell.turns.running.stream import Stream
@@ -163,18 +165,17 @@ class Runner(RunnerBase):
 
         return await storage.edit(address, woken) is not None
 
-    def stop(self, address: Address, turn_id: str | None, reason: StopReason) -> None:
+    def stop(self, address: Address, turn_id: str, reason: StopReason) -> None:
         """Stop a turn that runs in this process, at once. The table says so too."""
         attempt = self.running.get(address)
-        if attempt is not None and turn_id in (None, attempt.turn_id):
+        if attempt is not None and turn_id == attempt.turn_id:
             attempt.stop(reason)
 
     async def close(self) -> None:
         """Cancel the handlers that wait for people. Their questions stay open."""
         attempts = list(self.suspended.values())
         self.suspended.clear()
-        for attempt in attempts:
-            await attempt.cancel()
+        await asyncio.gather(*(attempt.cancel() for attempt in attempts))
 
     # Sending
 
@@ -288,8 +289,37 @@ class Runner(RunnerBase):
         if turn.stop is not None or turn.attempt > self.turns.attempts:
             await self._end_unrun(record, turn)
             return await self._begin(record) if record.slot.holding else None
+        if not await self._may_begin(record, turn):
+            return await self._begin(record) if record.slot.holding else None
         self.turns.started(record.address, turn, record.slot.now)
         return Attempt(self, record)
+
+    async def _may_begin(self, record: HeldRecord, turn: Running) -> bool:
+        """Reserve something of the budget for a turn. If nothing is left, end the turn, and say so in the chat."""
+        try:
+            budget = self.budget_of(record, turn)
+            refused = None if budget is None else await budget.reserve(turn.cost)
+            if refused is None or self.turns.budget is None:
+                return True
+            where, text = self.turns.where_of(record, turn), self.turns.budget.refusal(refused)
+            calls = [{"method": "sendMessage", **where, "text": text}] if where else []
+            await self._write_end(record, turn, calls, [], "refused", shown=call_steps(calls))
+        except (Conflict, StorageError):
+            raise
+        except Exception as error:  # noqa: BLE001 a function of the bot has raised, and the turn fails
+            await self._end_failed(record, turn, error)
+        else:
+            await self.deliver(record)
+        return False
+
+    def budget_of(self, record: HeldRecord, turn: Running) -> TurnBudget | None:
+        """Return the budget of the payer of a turn; ``None`` if it has no limit."""
+        if self.turns.budget is None:
+            return None
+        part = message_part(turn.messages[0].seq)
+        stored = record.seal.value("p", part, record.parts[part])
+        payer = self.turns.budget.payer_of(Message.of(stored["update"], stored["at"]))
+        return None if payer is None else TurnBudget(self.turns.budget, self.turns.name, record, turn, payer)
 
     def _claimed(self, table: TurnTable, slot: Slot, *, counts: bool) -> TurnTable | None:
         turn = table.turn
@@ -539,6 +569,10 @@ class Runner(RunnerBase):
             return {**changed, **(failed or {})}
 
         bodies = [seal.json(entry, record.storage.limits.item).encode() for entry in entries]
+        budget = self._budget_at_end(record, turn)
+        if budget is not None:
+            running = record.table.turn
+            await budget.settle(0 if running is None else running.cost)
         await record.write(
             after,
             parts,
@@ -549,15 +583,25 @@ class Runner(RunnerBase):
         if record.table.transcribed:
             turns.show(record.address)
         turns.ended(record.address, turn, slot.now, how, error)
+        if budget is not None:
+            await budget.close()
+
+    def _budget_at_end(self, record: HeldRecord, turn: Running) -> TurnBudget | None:
+        try:
+            return self.budget_of(record, turn)
+        except Exception:
+            logger.exception("the payer of turn %s is not known, so its cost is not counted", turn.id)
+            return None
 
     async def _leave(self, record: HeldRecord, attempt: Attempt | None) -> None:
         """Leave a turn to the next worker, because this one stops. Its attempt goes on there and is not counted."""
         has_ended = False
         if attempt is not None:
-            has_ended = attempt.task_ended or attempt.stop_reason is not None
+            is_lost, has_ended = attempt.lost, attempt.task_ended or attempt.stop_reason is not None
             await attempt.cancel()
-            if attempt.lost:
+            if is_lost:
                 return
+            has_ended = has_ended and attempt.task_ended
 
         def paused(table: TurnTable) -> TurnTable | None:
             turn = table.turn

@@ -17,6 +17,7 @@ from stepwell.turns.base import AttemptBase
 from stepwell.turns.history import History
 from stepwell.turns.message import Message
 from stepwell.turns.running.bot import TurnBot
+from stepwell.turns.running.budget import Usage
 from stepwell.turns.running.question import Decision
 from stepwell.turns.running.stream import Stream
 
@@ -87,7 +88,7 @@ class Turn:
         """The client of the bot, to call the Bot API at once. Raises ``UsageError`` if the worker has none.
 
         Before it sends a message to the chat of the turn, the text of a stream so far is sent as a message of its own.
-        With aiogram and python-telegram-bot it is their bot, which does not know of the turn: call ``flush()`` before.
+        It is the same with aiogram and python-telegram-bot, whose own bot is its attribute ``native``.
         """
         client = self._attempt.client
         if client is None:
@@ -182,6 +183,15 @@ class Turn:
     def kept(self) -> list[Any]:
         """The values that this turn has kept, in this attempt and in earlier ones, oldest first."""
         return self._attempt.kept()
+
+    async def spent(self, cost: float | Usage, *, id: str | None = None) -> None:  # noqa: A002 - as elsewhere
+        """Count what a request to a model has cost, in dollars or as a ``Usage``; without a budget it does nothing.
+
+        It is stored at once, so that a crash does not lose it. If the turn has used up the budget, and more than was
+        reserved for it, the next call stops it: call ``spent(0)`` before further requests. ``id``: a cost with the same
+        id counts once, also in a later attempt.
+        """
+        await self._attempt.spent(cost, id=id)
 
     async def ask(
         self,
