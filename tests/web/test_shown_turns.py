@@ -11,9 +11,10 @@ import pytest
 
 from stepwell import MemoryStorage
 from stepwell.engine import Get, Stored
+from stepwell.testing import FaultyStorage
 from stepwell.turns import Turn, Turns
 from stepwell.turns.running import transcript
-from stepwell.web import Visitor
+from stepwell.web import Visitor, chat_conversation
 from stepwell.web.chat_conversation import WebConversation
 from tests.backends import Backend
 from tests.turns.people import People
@@ -257,6 +258,36 @@ async def test_a_slow_page_gets_the_text_in_larger_pieces(storage: MemoryStorage
                     await until(lambda: turns.status(page.conversation.key), lambda status: status.state == "idle")
         assert "".join(seen) == STORY
         assert len(seen) == 2
+
+
+async def test_a_stream_outlives_an_outage_of_the_storage(caplog: pytest.LogCaptureFixture) -> None:
+    storage, seen = FaultyStorage(patience=0), asyncio.Event()
+
+    def go_away() -> None:
+        if not seen.is_set():
+            sent = len(storage.batches)
+            storage.before = range(sent + 1, sent + 5)
+        seen.set()
+
+    async def answer(turn: Turn) -> AsyncIterator[str]:
+        yield "one "
+        await seen.wait()
+        yield "two"
+
+    async with running(storage, answer) as turns:
+        page = Page(turns)
+        await page.say("m1", "hello")
+        assert await read(page.conversation.answer_to("m1"), go_away) == ("one two", "finish")
+
+
+async def test_a_connection_without_news_is_kept_open(storage: MemoryStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_conversation, "HEARTBEAT", 0.0)
+    monkeypatch.setattr(chat_conversation, "LOOK", 0.01)
+
+    async with aclosing(Page(Turns("bot", storage=storage)).conversation.events()) as events:
+        first = await anext(events)
+        assert first == (0, [{"type": "state", "state": "idle", "stopping": False, "waiting": 0}])
+        assert await anext(events) is None
 
 
 async def test_a_turn_that_died_too_often_is_shown_with_its_text_and_a_note(storage: MemoryStorage) -> None:

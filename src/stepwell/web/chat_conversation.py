@@ -7,7 +7,7 @@ import json
 import re
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from stepwell.engine import Address
@@ -227,9 +227,12 @@ class WebConversation:
         streamed: StreamedMessage | None = None,
     ) -> Chunks:
         """Yield the chunks of the message at a place among those of its turn, while there is one or it comes."""
-        started, now = False, await self.read(NO_ENDED)
-        # Turns that have ended before are read only if the message is not in a later one.
-        async with aclosing(self.follow(now.number if comes(now) else 0)) as looks:
+        started, after = False, 0
+        with suppress(StorageError):
+            # Turns that have ended before are read only if the message is not in a later one.
+            now = await self.read(NO_ENDED)
+            after = now.number if comes(now) else 0
+        async with aclosing(self.follow(after)) as looks:
             async for shown in looks:
                 target = None if shown is None else self._target(shown, place_of)
                 if shown is None:
