@@ -62,6 +62,10 @@ class Inspector:
         self.flows: KnownFlows = KnownFlows(flows)
         #: Who may do what.
         self.access: Access = Access(tokens, roles, proxy, allow_write=allow_write, name=name)
+        #: Whether anybody may edit.
+        self.allow_write: bool = self.access.has_writers
+        #: The name that writes are logged with, unless several tokens have names.
+        self.name: str = name
         self._subject = Subject(storage, self.flows)
         self.auth: AuthMiddleware = AuthMiddleware(
             _routes(self, self._subject),
@@ -216,7 +220,7 @@ def _about(person: Person) -> dict[str, Any]:
 def _refused(app: Inspector, person: Person | None, action: str) -> str:
     if person is None:
         return _NO_ROLE
-    if not app.access.has_writers:
+    if not app.allow_write:
         return _READ_ONLY
     return f"the role {person.role} may not do this ({action.replace('_', ' ')}); ask an operator or an admin"
 

@@ -144,9 +144,10 @@ async def listed_conversations(
     query = Query(TURNS, tag=log_tag(bot, "failed") if failed and bot is not None else None, **options)
     looked = 0
     async for page in pages(storage, query, after):
-        for address, _ in page:
+        for address, stored in page:
             looked += 1
-            if bot is not None and decode_key(address.key)[0] != bot:
+            of_bot = decode_key(address.key)[0]
+            if bot not in (None, of_bot) or (failed and log_tag(of_bot, "failed") not in stored.tags):
                 continue
             found = await _view(storage, address)
             if found is None or (state is not None and (found.status is None or found.status.state != state)):
