@@ -32,6 +32,7 @@ MODULES: dict[str, list[str]] = {
     "langgraph": ["stepwell.adapters.langgraph"],
     "openai-agents": ["stepwell.adapters.openai_agents"],
     "pydantic-ai": ["stepwell.adapters.pydantic_ai"],
+    "google-adk": ["stepwell.adapters.google_adk"],
     "otel": ["stepwell.adapters.otel"],
     "sealed": ["stepwell.storage.sealed"],
     "cron": ["stepwell.nodes"],

@@ -24,7 +24,7 @@ class Bot:
     """Turns that an agent answers, whose model makes scripted steps: a text, or calls of tools."""
 
     def __init__(self, storage: Any, *steps: Any, tools: Any = (), **options: Any) -> None:
-        self.turns = Turns("bot", storage=storage, collect=0.0, lease=0.4, **options)
+        self.turns = Turns("bot", storage=storage, collect=0.0, lease=1.0, **options)
         script = [made(number, step) for number, step in enumerate(steps)]
         self.model = ScriptedModel(script, default_usage=Usage(requests=1, total_tokens=5))
         self.results: list[TurnResult] = []

@@ -16,7 +16,7 @@ from stepwell.storage import Apply, Operation
 from stepwell.turns import Turn, Turns
 from tests.reliability.turn_roles import LEASE, POINTS, Killing, point_of, write_line
 
-FRAMEWORKS = ("pydantic_ai", "openai_agents", "langgraph")
+FRAMEWORKS = ("pydantic_ai", "openai_agents", "langgraph", "google_adk")
 #: What is imported before processes are forked.
 MODULES = tuple(f"stepwell.adapters.{name}" for name in FRAMEWORKS)
 #: The points of a turn, and those around the first write of the framework: what it keeps, or its first checkpoint.
@@ -41,6 +41,8 @@ def step_of(history: list[Said]) -> Step:
         elif kind == "result":
             assert of[0] in still_open, f"the result {text!r} has no call, or is the second one"
             still_open.remove(of[0])
+            if "was not made" in text or "requires confirmation" in text:
+                continue
             results[calls[of[0]]] = short(text)
         else:
             assert not still_open, f"{text!r} comes before the results of {still_open}"
@@ -60,7 +62,13 @@ def step_of(history: list[Said]) -> Step:
 
 
 def short(result: str) -> str:
-    return "unknown" if "unknown" in result else "interrupted" if "interrupted" in result else result
+    return (
+        "unknown"
+        if "unknown" in result
+        else "interrupted"
+        if "interrupted" in result
+        else re.sub(r"\{.result.: .(.*).\}", r"\1", result)
+    )
 
 
 class Tools:
@@ -200,6 +208,44 @@ def langgraph(tools: Tools, storage: Storage) -> Callable[[Turn], Any]:
     builder.add_edge("tools", "model")
     graph = builder.compile(checkpointer=StepwellSaver(storage))
     return lambda turn: run_graph(turn, graph, retry_tools=True)
+
+
+def google_adk(tools: Tools, storage: Storage) -> Callable[[Turn], Any]:
+    from google.adk.agents import LlmAgent
+    from google.adk.models import BaseLlm, LlmResponse
+    from google.adk.tools import FunctionTool
+    from google.genai.types import Content, FunctionCall, Part
+
+    from stepwell.adapters.google_adk import run_agent
+
+    def history_of(contents: list[Any]) -> list[Said]:
+        found: list[Said] = []
+        for content in contents:
+            for part in content.parts:
+                if part.function_call:
+                    call = part.function_call
+                    found.append(("call", str(call.args), call.id, call.name))
+                elif part.function_response:
+                    found.append(("result", str(part.function_response.response), part.function_response.id))
+                else:
+                    found.append(("user" if content.role == "user" else "model", part.text))
+        return found
+
+    class Model(BaseLlm):
+        async def generate_content_async(self, llm_request: Any, stream: bool = False) -> Any:
+            step = step_of(history_of(llm_request.contents))
+            if isinstance(step, str):
+                for word in re.split("(?<= )", step):
+                    yield LlmResponse(content=Content(role="model", parts=[Part(text=word)]), partial=True)
+                part = Part(text=step)
+            else:
+                call = FunctionCall(id=uuid.uuid4().hex, name=step[0], args={"number": step[1]})
+                part = Part(function_call=call)
+            yield LlmResponse(content=Content(role="model", parts=[part]))
+
+    made: list[Any] = [tools.pay, tools.look, tools.wait, FunctionTool(tools.ask, require_confirmation=True)]
+    agent = LlmAgent(name="clerk", model=Model(model="scripted"), tools=made)
+    return lambda turn: run_agent(turn, agent, safe=["look", "wait"])
 
 
 class AgentKilling(Killing):

@@ -18,6 +18,7 @@ __all__ = [
     "UNKNOWN",
     "Approvals",
     "Transcript",
+    "as_it_is",
     "call_tool",
     "digest_of",
     "question_about",
@@ -125,6 +126,11 @@ def replay_of(metadata: Mapping[str, Any] | None) -> Literal["safe", "never"]:
     if replay not in ("safe", "never"):
         raise UsageError(f'the metadata of a tool has replay={quoted(replay)}; it must be "safe" or "never"')
     return "safe" if replay == "safe" else "never"
+
+
+def as_it_is(value: T) -> T:
+    """Return a value that is stored without a change."""
+    return value
 
 
 def digest_of(text: str) -> str:

@@ -32,6 +32,7 @@ from stepwell.adapters.framework.agents import (
     UNKNOWN,
     Approvals,
     Transcript,
+    as_it_is,
     call_tool,
     question_about,
     refusal_of,
@@ -140,7 +141,7 @@ class _AgentRuns:
     ) -> TurnResult:
         turn = self._turn
         self._before = TRANSCRIPT.load(
-            await turn.history.read(), restore=_as_it_is, said=lambda role, text: _said(text, role)
+            await turn.history.read(), restore=as_it_is, said=lambda role, text: _said(text, role)
         )
         agent = self._with_intents(agent, {})
         config = with_kept_responses(self._with_filter(config), self)
@@ -335,7 +336,7 @@ class _AgentRuns:
 
             result = await call_tool(
                 self._turn, work, name=tool.name, arguments=arguments, place=id_, replay=replay,
-                store=_plain, restore=_as_it_is, unknown=UNKNOWN,
+                store=_plain, restore=as_it_is, unknown=UNKNOWN,
             )  # fmt: skip
             self._returned[id_] = str(result)
             return result
@@ -380,7 +381,3 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json", exclude_unset=True)
     return value if value is None or isinstance(value, str | bool | int | float) else str(value)
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
