@@ -31,6 +31,8 @@ __all__ = ["ACTIONS", "TAGS", "VIEWS", "run_json", "run_row"]
 MOST_BOTS = 10
 #: Seconds that a request waits for a run to stop.
 STOPPING = 20.0
+#: Seconds that a list waits for counts.
+SOON = 0.05
 #: The statuses of runs that nothing continues by itself.
 STOPPED = FINAL | {"failed", "stuck"}
 #: The statuses of runs that have not ended, those that need an operator first.
@@ -86,7 +88,7 @@ async def _list(storage: Storage, params: Params) -> dict[str, Any]:
 async def _counts(subject: Subject, flow: str | None) -> dict[str, list[int | bool]]:
     """Return how many runs have each status, and whether there are more; empty while the first counts are made."""
     found: dict[str, list[int | bool]] = {}
-    counted = await subject.counts()
+    counted = await subject.counts(wait=SOON)
     for row in counted.runs if counted is not None else ():
         if flow in (None, "", row.flow):
             number, more = found.get(row.status, (0, False))

@@ -80,13 +80,15 @@ class Subject:
         self._quick: Reading[AllCounts] = Reading(partial(self._count, oldest=False))
         self._exact: Reading[AllCounts] = Reading(partial(self._count, oldest=True))
 
-    async def counts(self) -> AllCounts | None:
+    async def counts(self, *, wait: float | None = None) -> AllCounts | None:
         """Return the conversations by state and the runs by status; ``None`` while the first counts take long.
+
+        ``wait``: how many seconds to wait for new ones; by default ``PROMPT``.
 
         The times of the oldest writes, and exact counts of a storage that counts only a part at first, follow when they
         have been read in the background.
         """
-        counts = await self._quick.get()
+        counts = await self._quick.get(wait=wait)
         if counts is None or counts.has_oldest:
             return counts
         exact = await self._exact.get(wait=0)
