@@ -210,6 +210,29 @@ def test_the_clock_and_randomness_are_real_again_after_a_simulation() -> None:
     assert threading.Thread.start.__module__ == "threading"
 
 
+def test_a_thread_of_a_library_keeps_the_real_clock_while_a_simulation_runs() -> None:
+    begun, slept, seen = threading.Event(), threading.Event(), []
+
+    def export() -> None:
+        begun.wait(60)
+        time.sleep(0.01)
+        seen.append(time.time())
+        slept.set()
+
+    async def main(simulation: Simulation) -> None:
+        before = asyncio.get_running_loop().time()
+        begun.set()
+        # Not time.sleep(): the event is real, and so is the thread.
+        assert slept.wait(60)
+        assert asyncio.get_running_loop().time() == pytest.approx(before, abs=0.001)
+
+    thread = threading.Thread(target=export)
+    thread.start()
+    run(main)
+    thread.join()
+    assert seen[0] > 1_750_000_000
+
+
 def test_a_failed_task_that_nobody_awaits_is_an_error() -> None:
     async def main(simulation: Simulation) -> None:
         async def fail() -> None:

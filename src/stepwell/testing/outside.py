@@ -59,6 +59,13 @@ class Inside(Protocol):
 
 
 _inside: Inside | None = None
+#: The thread that it runs in.
+_thread = 0
+
+
+def _here() -> Inside | None:
+    """Return the simulation of this thread. The other threads of the Python process have the real world."""
+    return _inside if threading.get_ident() == _thread else None
 
 
 def _note(kind: str, what: str, depth: int = 2) -> None:
@@ -77,25 +84,25 @@ def _now(inside: Inside) -> float:
 def _clock_of(real: Callable[[], Any], name: str, *, wall: bool, nanoseconds: bool) -> Callable[[], Any]:
     def read() -> Any:
         # A module that was imported in a simulation may keep this function.
-        if _inside is None:
+        if (inside := _here()) is None:
             return real()
         _note("clock", f"{name}() reads the clock; in a simulation use asyncio.get_running_loop().time()")
-        seconds = _now(_inside) if wall else _inside.loop.time()
+        seconds = _now(inside) if wall else inside.loop.time()
         return int(seconds * 1e9) if nanoseconds else seconds
 
     return read
 
 
 def _sleep(seconds: float, /) -> None:
-    if _inside is None:
+    if (inside := _here()) is None:
         _REAL_SLEEP(seconds)
         return
     _note("blocking", f"time.sleep({seconds!r}) blocks the event loop; use await asyncio.sleep()")
-    _inside.loop.advance(seconds)
+    inside.loop.advance(seconds)
 
 
 def _urandom(size: int, /) -> bytes:
-    if _inside is None:
+    if (inside := _here()) is None:
         return _REAL_URANDOM(size)
     frame, depth = sys._getframe(1), 2
     # uuid4() and secrets call it.
@@ -106,19 +113,19 @@ def _urandom(size: int, /) -> bytes:
         "os.urandom(), uuid4() and secrets are random; use random, which the seed of a simulation sets",
         depth,
     )
-    return _inside.entropy.randbytes(size)
+    return inside.entropy.randbytes(size)
 
 
 def _seed(self: random.Random, a: Any = None, version: int = 2) -> None:
-    if a is None and _inside is not None:
-        a = _inside.entropy.getrandbits(64)
+    if a is None and (inside := _here()) is not None:
+        a = inside.entropy.getrandbits(64)
     _REAL_SEED(self, a, version)
 
 
 def _start_thread(self: threading.Thread) -> None:
-    if _inside is not None:
+    if (inside := _here()) is not None:
         line = line_of_user(sys._getframe(1))
-        _inside.find("thread", f"the thread {self.name!r} runs beside the event loop; use asyncio.to_thread()", line)
+        inside.find("thread", f"the thread {self.name!r} runs beside the event loop; use asyncio.to_thread()", line)
     _REAL_START(self)
 
 
@@ -159,10 +166,10 @@ class _Datetime(datetime.datetime, metaclass=_LooksLike):
 
     @classmethod
     def now(cls, tz: datetime.tzinfo | None = None) -> Any:
-        if _inside is None:
+        if (inside := _here()) is None:
             return _REAL_DATETIME.now(tz)
         _note("clock", "datetime.now() reads the clock; in a simulation use asyncio.get_running_loop().time()")
-        return _REAL_DATETIME.fromtimestamp(_now(_inside), tz)
+        return _REAL_DATETIME.fromtimestamp(_now(inside), tz)
 
     @classmethod
     def today(cls) -> Any:
@@ -179,10 +186,10 @@ class _Date(datetime.date, metaclass=_LooksLike):
 
     @classmethod
     def today(cls) -> Any:
-        if _inside is None:
+        if (inside := _here()) is None:
             return _REAL_DATE.today()
         _note("clock", "date.today() reads the clock; in a simulation use asyncio.get_running_loop().time()")
-        return _REAL_DATETIME.fromtimestamp(_now(_inside)).date()
+        return _REAL_DATETIME.fromtimestamp(_now(inside)).date()
 
 
 #: What stands for each function and class, wherever a module of the user or of Stepwell has it.
@@ -240,7 +247,7 @@ _listed: tuple[int, list[tuple[dict[str, Any], str, Any]]] = (0, [])
 @contextmanager
 def replaced(inside: Inside, seed: int) -> Iterator[None]:
     """Replace the clock, randomness and threads of this Python process while a simulation runs in it."""
-    global _inside, _listed
+    global _inside, _thread, _listed
     if _inside is not None:
         raise UsageError("a simulation runs already; a simulated program cannot run another one")
     if _listed[0] != len(sys.modules):
@@ -248,7 +255,7 @@ def replaced(inside: Inside, seed: int) -> Iterator[None]:
     before = [(names, name, names[name]) for names, name, _ in _listed[1]]
     state, known, ids = random.getstate(), process._known, facade._unused_ids[:]
     replaced_names = [(target, name, vars(target)[name]) for target, name, _ in _PATCHES]
-    _inside = inside
+    _inside, _thread = inside, threading.get_ident()
     try:
         for names, name, instead in _listed[1]:
             names[name] = instead
