@@ -102,7 +102,8 @@ NAMES = {
         "read_init_data", "run_polling", "run_polling_sync", "webhook",
     ],
     "stepwell.testing": [
-        "Chat", "Clock", "FaultyStorage", "JournaledStorageContract", "KeyValueContract", "StorageContract",
+        "Chat", "Clock", "CrashFault", "CrashReport", "FaultyStorage", "JournaledStorageContract", "KeyValueContract",
+        "StorageContract", "crash_test",
     ],
     "stepwell.testing.simulated_store": ["NETWORK_FAULTS", "SimulatedStore"],
     "stepwell.testing.simulation": ["FoundFault", "SimulatedProcess", "Simulation", "TraceLine"],

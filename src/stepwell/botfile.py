@@ -37,6 +37,7 @@ __all__ = [
     "import_code",
     "load_module",
     "load_router",
+    "router_of",
     "started",
     "watched_files",
     "workers_of",
@@ -59,7 +60,11 @@ def load_router(path: Path, storage: str | None = None) -> Router:
     ``turns = Turns(...)``. ``storage`` replaces the router's own; ``make_router`` gets it, or the URL of an SQLite file
     beside the bot.
     """
-    module = load_module(path)
+    return router_of(load_module(path), path, storage)
+
+
+def router_of(module: ModuleType, path: Path, storage: Storage | str | None = None) -> Router:
+    """Return the router of a bot's file that was imported; see ``load_router``."""
     make, router = getattr(module, "make_router", None), getattr(module, "router", None)
     if callable(make):
         if inspect.iscoroutinefunction(make) or not takes(make, 1):

@@ -61,6 +61,7 @@ WRITERS = {"set", "clear", "forget", "resume", "pause", "answer", "complete", "c
 #: Commands that start something, or that need no storage.
 OTHERS = {
     "botapi",
+    "crashtest",
     "run",
     "play",
     "demo",
@@ -297,6 +298,9 @@ BAD: list[tuple[list[str], int, str]] = [
         2,
         "a bot has no framework; use --framework with: stepwell new",
     ),
+    (["crashtest", "{folder}/no.py"], 1, "does not exist"),
+    (["crashtest", "{folder}/empty.py"], 1, "cannot be tested: empty.py has no router"),
+    (["crashtest", "{folder}/empty.py", "--shared", "{"], 1, "--shared is not JSON"),
     (["completion", "powershell"], 2, "invalid choice: 'powershell'"),
     (["inspect", "--port", "http"], 2, "a port must be a number"),
     (["inspect", SQLITE, SQLITE], 1, "give one storage"),

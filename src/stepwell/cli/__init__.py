@@ -270,7 +270,7 @@ def _parser(*, operator: bool = True) -> _Parser:
 def _add_operator_commands(commands: Any) -> None:
     # Imported here because a bot that starts needs none of it.
     from stepwell.cli import completion, doctor, inspect, new
-    from stepwell.cli.bots import botapi, diagram, inbox, outbox, turns, webhook
+    from stepwell.cli.bots import botapi, crashtest, diagram, inbox, outbox, turns, webhook
     from stepwell.cli.records import copy, edits, imports, keys, migrate, timers
     from stepwell.cli.records import reading as records
     from stepwell.cli.runs import edits as run_edits
@@ -281,5 +281,5 @@ def _add_operator_commands(commands: Any) -> None:
         (records, timers, runs, doctor, inspect),
         (edits, run_edits, schedules, copy, imports, migrate, keys),
     )
-    for module in (*reading, *changing, outbox, inbox, turns, botapi, webhook, diagram, new, completion):
+    for module in (*reading, *changing, outbox, inbox, turns, botapi, webhook, crashtest, diagram, new, completion):
         module.add(commands)

@@ -10,8 +10,19 @@ from stepwell.testing.faults import FaultyStorage
 if TYPE_CHECKING:
     from stepwell.testing.chat import Chat
     from stepwell.testing.contract import JournaledStorageContract, KeyValueContract, StorageContract
+    from stepwell.testing.crashes import CrashFault, CrashReport, crash_test
 
-__all__ = ["Chat", "Clock", "FaultyStorage", "JournaledStorageContract", "KeyValueContract", "StorageContract"]
+__all__ = [
+    "Chat",
+    "Clock",
+    "CrashFault",
+    "CrashReport",
+    "FaultyStorage",
+    "JournaledStorageContract",
+    "KeyValueContract",
+    "StorageContract",
+    "crash_test",
+]
 
 _pytest = sys.modules.get("pytest")
 if _pytest is not None:
@@ -25,6 +36,10 @@ def __getattr__(name: str) -> Any:
         from stepwell.testing.chat import Chat
 
         return Chat
+    if name in ("CrashFault", "CrashReport", "crash_test"):
+        from stepwell.testing import crashes
+
+        return getattr(crashes, name)
     if name in __all__:
         from stepwell.testing import contract
 

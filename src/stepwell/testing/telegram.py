@@ -211,6 +211,8 @@ class Telegram:
             return {"file_id": call["file_id"], "file_path": call["file_id"]}
         if method == "getChat" and chat is not None:
             return dict(chat)
+        if method == "createForumTopic":
+            return {"message_thread_id": next(self._message_ids), "name": call.get("name"), "icon_color": 7322096}
         if method == "getChatMember":
             return {"status": "member", "user": {"id": call.get("user_id")}}
         return True
