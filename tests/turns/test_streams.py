@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stepwell import MemoryStorage
+from stepwell import MemoryStorage, open_storage
+from stepwell.engine import TURNS, Get
 from stepwell.telegram import BotClient, Sender
 from stepwell.turns import Turn, Turns
+from stepwell.turns.record import table_of
 from tests.telegram.documented_api import DocumentedAPI
 from tests.telegram.virtual_time import VirtualTimeLoop
 from tests.turns.people import People
+from tests.until import until
 
 USER, GROUP, TOKEN = 42, -1001234567890, "42:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
 WORDS = [f"word{number} " for number in range(200)]
@@ -356,3 +362,38 @@ def test_a_worker_hears_of_a_stop_that_another_one_got() -> None:
             assert asyncio.get_running_loop().time() - began < 0.5
 
     assert play(scene).texts(USER)[0].endswith(" [stopped]")
+
+
+@pytest.mark.parametrize("chat", [USER, GROUP])
+async def test_a_stream_whose_process_is_killed_is_completed_once_and_no_call_is_refused(
+    chat: int, tmp_path: Path
+) -> None:
+    # With 0.1 it takes 20 seconds.
+    url, pause, people = f"sqlite:///{tmp_path / 'bot.db'}", os.environ.get("STEPWELL_WORD_PAUSE", "0.02"), People()
+
+    async def started(api: DocumentedAPI) -> asyncio.subprocess.Process:
+        script = Path(__file__).with_name("stream_worker.py")
+        return await asyncio.create_subprocess_exec(sys.executable, script, url, api.url, TOKEN, pause)
+
+    async with DocumentedAPI().serving() as api, open_storage(url) as storage:
+        turns = Turns("bot", storage=storage, collect=0.0)
+        await turns.admit(people.message("hi", chat=chat))
+        address = storage.address(TURNS, ("bot", (chat, 0)))
+
+        async def is_shown() -> bool:
+            turn = table_of(storage.seal(address), await storage.perform(Get(address))).turn
+            # A message whose id is not stored yet would stay as it is.
+            return "word1" in str(api.drafts) if chat == USER else turn is not None and turn.shown is not None
+
+        process = await started(api)
+        await until(is_shown)
+        process.kill()
+        await process.wait()
+        assert api.texts(chat) != [TEXT]
+        process = await started(api)
+        await until(lambda: api.texts(chat) == [TEXT])
+        process.terminate()
+        await process.wait()
+    assert len(api.times("sendMessage")) == 1 and api.statuses() == {200}
+    calls = {method for _, method, *_ in api.requests}
+    assert calls == {"sendMessage", "sendMessageDraft" if chat == USER else "editMessageText"}
