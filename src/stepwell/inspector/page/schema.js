@@ -32,7 +32,7 @@ function field(schema, root, path, label, isRequired) {
   }
   if (found.type === "string") {
     const props = { name, "data-kind": "text", required: !optional && (found.minLength ?? 0) > 0, autocomplete: "off" };
-    return el("label", {}, text, (found.maxLength ?? 1000) > 200 && !found.format ? el("textarea", { ...props, rows: "2", value: initial }) : el("input", { ...props, value: initial }), ...about);
+    return el("label", {}, text, (found.maxLength ?? 1000) > 200 && !found.format ? el("textarea", { ...props, rows: "1", value: initial }) : el("input", { ...props, value: initial }), ...about);
   }
   if (found.type === "integer" || found.type === "number") return el("label", {}, text, el("input", { name, "data-kind": "number", inputmode: found.type === "integer" ? "numeric" : "decimal", required: !optional, autocomplete: "off", value: initial }), ...about);
   return el("label", {}, `${text} (JSON)`, el("textarea", { name, "data-kind": "json", rows: "2", required: !optional, value: initial }), ...about);
