@@ -1,4 +1,4 @@
-"""Makes the pictures of the playground and the inspector: ``.venv/bin/python docs/images/make.py``.
+"""Makes the pictures of the playground, the chat and the inspector: ``.venv/bin/python docs/images/make.py``.
 
 Chromium takes them, as in the tests; Pillow makes them small and joins the moving one.
 """
@@ -33,12 +33,14 @@ sys.path[:0] = [str(ROOT), str(SHOP)]
 import shop  # noqa: E402
 from tests.playground.browser import launched  # noqa: E402
 
+from examples import agent_web  # noqa: E402
 from stepwell.engine import PROCESSES, Apply, Change, OpenedHead, Place  # noqa: E402
 from stepwell.fsm import FSM  # noqa: E402
 from stepwell.inspector.server import InspectorServer  # noqa: E402
 from stepwell.nodes import worker  # noqa: E402
 from stepwell.playground.play import Playground  # noqa: E402
 from stepwell.storage import Storage, open_storage, presence  # noqa: E402
+from stepwell.web.serving import Serving  # noqa: E402
 
 WIDE, PHONE = (1200, 720), (390, 800)
 #: The height of the frames of the moving picture, and the milliseconds of each.
@@ -212,6 +214,33 @@ def join(pictures: list[Image.Image], name: str) -> None:
     )
 
 
+async def chat_on_the_web(browser: Browser, folder: Path) -> Image.Image:
+    """Ask the agent of a page on two phones, and return both side by side."""
+    app = agent_web.make_app(f"sqlite:///{folder}/web.db", {"ann": "key"})
+    serving, pictures = Serving(app, name="chat"), []
+    async with app.router.lifespan_context(app):
+        link = f"http://127.0.0.1:{await serving.start('127.0.0.1', 0)}/enter?key=key"
+        for dark, button in ((False, "Send"), (True, "Yes")):
+            async with opened(browser, (390, 560), dark=dark) as page:
+                await page.goto(link)
+                for text in () if dark else ("Hello, who are you?", "delete notes.txt"):
+                    await page.get_by_role("textbox", name="Message").fill(text)
+                    await page.get_by_role("button", name=button).click()
+                    await expect(page.locator("#state")).to_have_text(
+                        "" if text.startswith("Hello") else "Waits for an answer"
+                    )
+                if dark:
+                    await page.get_by_role("button", name=button).click()
+                    await expect(page.locator(".bubble").last).to_have_text("notes.txt is deleted")
+                await page.wait_for_timeout(700)
+                pictures.append(await taken(page))
+        await serving.stop()
+    joined = Image.new("RGB", (sum(each.width for each in pictures) + 20, pictures[0].height), "white")
+    joined.paste(pictures[0], (0, 0))
+    joined.paste(pictures[1], (pictures[0].width + 20, 0))
+    return joined
+
+
 async def main() -> None:
     """Make all pictures."""
     presence.FIRST, presence.EVERY = 0.1, 1.0
@@ -225,6 +254,7 @@ async def main() -> None:
         save((await chat(browser, folder, (375, 700)))[-1], "playground-phone")
         save(await turn(browser, folder), "playground-turn")
         save(await killed(browser, folder), "agent-killed")
+        save(await chat_on_the_web(browser, folder), "web-chat")
         clock = shop.PastClock()
         async with open_storage(f"sqlite:///{folder}/shop.db", clock=clock) as storage:
             await shop.fill(storage, clock)

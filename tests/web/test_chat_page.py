@@ -55,7 +55,8 @@ async def test_a_text_is_shown_while_it_is_written_and_survives_a_reload_and_a_k
         # It is sent when the server is there again.
         await say(other, "hello")
         await agent.start()
-        await has(page, "story", BEGUN, "hello")
+        for each in (page, other):
+            await has(each, "story", BEGUN, "hello")
         agent.let("go")
         for each in (page, other):
             await has(each, "story", STORY, "hello", STORY)

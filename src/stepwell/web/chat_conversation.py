@@ -287,7 +287,8 @@ class WebConversation:
         return ui_messages(shown.turn or "", shown.running, ended=False, tools=self._tools)
 
     def _waiting(self, shown: ShownConversation) -> list[dict[str, Any]]:
-        return ui_messages("waiting", shown.waiting, ended=False, tools=self._tools)
+        waiting = ui_messages("waiting", shown.waiting, ended=False, tools=self._tools)
+        return [{**each, "waiting": True} for each in waiting]
 
 
 def _id(message: Mapping[str, Any]) -> Any:
@@ -303,14 +304,10 @@ def _change(known: Mapping[str, Any] | None, message: dict[str, Any]) -> dict[st
     """Return the event for a message: the text that was added to its end, the whole message, or none."""
     if known == message:
         return None
-    before, now = ([] if known is None else known["parts"]), message["parts"]
-    if (
-        before
-        and len(before) == len(now)
-        and before[:-1] == now[:-1]
-        and now[-1]["type"] == before[-1]["type"] == "text"
-    ):
-        old, new = before[-1]["text"], now[-1]["text"]
-        if new.startswith(old):
-            return {"type": "delta", "id": message["id"], "part": len(now) - 1, "at": len(old), "text": new[len(old) :]}
+    before, now = [] if known is None else known["parts"], message["parts"]
+    if known is None or not before or not now or {**known, "parts": [*before[:-1], now[-1]]} != message:
+        return {"type": "message", "message": message}
+    old, new = before[-1].get("text"), now[-1].get("text", "")
+    if old is not None and new.startswith(old):
+        return {"type": "delta", "id": message["id"], "part": len(now) - 1, "at": len(old), "text": new[len(old) :]}
     return {"type": "message", "message": message}

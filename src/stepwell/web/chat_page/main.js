@@ -12,8 +12,15 @@ let state = { state: "idle", waiting: 0 };
 // Not crypto.randomUUID, which browsers have over HTTPS only.
 const newId = () => Array.from(crypto.getRandomValues(new Uint8Array(12)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 
+const pending = (message) => Boolean(message?.sent || message?.waiting);
+
 function apply(change) {
-  if (change.type === "message") messages.set(change.message.id, change.message);
+  if (change.type === "message") {
+    const { id, waiting } = change.message;
+    // One that has waited comes behind the answer to the one before.
+    if (pending(messages.get(id)) && !waiting) messages.delete(id);
+    messages.set(id, change.message);
+  }
   else if (change.type === "gone") change.ids.forEach((id) => messages.delete(id));
   else if (change.type === "state") state = change;
   else if (change.type === "delta") {
@@ -55,9 +62,10 @@ function view(part, old) {
 
 function render() {
   const low = main.scrollHeight - main.scrollTop - main.clientHeight < 80;
-  keyed(byId("list"), [...messages.values()], (message) => message.id, (message, old) => {
+  const all = [...messages.values()];
+  keyed(byId("list"), [...all.filter((each) => !pending(each)), ...all.filter(pending)], (message) => message.id, (message, old) => {
     const node = old ?? el("li");
-    node.className = `${message.role}${message.sent ? " sent" : ""}`;
+    node.className = `${message.role}${pending(message) ? " sent" : ""}`;
     const parts = message.parts.filter((part) => part.type !== "text" || part.text.trim());
     keyed(node, parts.map((part, place) => ({ place, ...part })), (part) => `${part.place}${part.type}`, view);
     return node;
