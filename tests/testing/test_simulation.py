@@ -97,6 +97,29 @@ def test_the_same_seed_gives_the_same_run_whatever_the_hashes_of_texts_are() -> 
     assert {checksum("1"), checksum("2")} == {run(everything, 7).checksum}
 
 
+def test_the_same_seed_gives_the_same_run_on_every_machine_and_version_of_python() -> None:
+    async def main(simulation: Simulation) -> None:
+        queue: asyncio.Queue[int] = asyncio.Queue(2)
+
+        async def work() -> None:
+            while True:
+                number = await queue.get()
+                await asyncio.sleep(random.random())
+                simulation.note(str(asyncio.current_task().get_name()), str(number))  # type: ignore[union-attr]
+                queue.task_done()
+
+        async with asyncio.TaskGroup() as group:
+            workers = {group.create_task(work()) for _ in range(4)}
+            for number in range(20):
+                await queue.put(number)
+            await queue.join()
+            for task in workers:
+                task.cancel()
+
+    checksums = ["76-f1f739a8-2.825110", "76-e7b55b9b-2.906971"]
+    assert [run(main, seed).checksum for seed in (1, 2)] == checksums
+
+
 def test_a_day_takes_no_time() -> None:
     began = time.process_time()
 
