@@ -59,10 +59,13 @@ class Bot:
         self.go = folder / "go"
         self._files = {name: folder / name for name in ("payments", "sent", "ended")}
         self._update = count(1000)
+        self._started: list[Worker] = []
 
     def start(self, **options: Any) -> Worker:
         files = {name: str(path) for name, path in self._files.items()}
-        return self._workers.start("run_agents", self._place, framework=self.framework, **files, **options)
+        worker = self._workers.start("run_agents", self._place, framework=self.framework, **files, **options)
+        self._started.append(worker)
+        return worker
 
     async def ready(self, **options: Any) -> Worker:
         worker = self.start(**options)
@@ -100,7 +103,14 @@ class Bot:
 
     async def answered(self, *numbers: int) -> dict[int, list[str]]:
         """Wait until messages are answered, each once, and nothing is left to do."""
-        found = await until(self.results, lambda results: set(numbers) <= set(results))
+
+        def look() -> dict[int, list[str]]:
+            for worker in self._started:
+                # Raises if it has failed.
+                worker.reported()
+            return self.results()
+
+        found = await until(look, lambda results: set(numbers) <= set(results))
 
         async def idle() -> bool:
             statuses = [status async for status in self.turns.conversations()]
