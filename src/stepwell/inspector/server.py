@@ -37,12 +37,14 @@ class InspectorServer:
         self.port: int = port
         self._hosts = tuple(hosts)
         self._new_link = new_link
-        is_proxied, hosts = access is not None and access.proxy is not None, self._hosts
+        is_shared = access is not None
         self.app: Inspector = Inspector(
             storage,
             flows,
-            # A proxy in front listens on another port.
-            lambda given: given in allowed_hosts(self.host, self.port, self._hosts) or (is_proxied and given in hosts),
+            # A server with TLS in front listens on the port that browsers do not name.
+            lambda given: (
+                given in allowed_hosts(self.host, self.port, self._hosts) or (is_shared and given in self._hosts)
+            ),
             allow_write=allow_write,
             token=(access.tokens or None) if access is not None else None,
             roles=(access.roles or None) if access is not None else None,
