@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
@@ -14,6 +15,7 @@ from typing import Any
 import httpx
 import yaml
 
+import stepwell
 from stepwell import State, open_storage
 from stepwell.botapi import BotAPI
 from stepwell.cli import _parser
@@ -224,3 +226,97 @@ async def test_the_backup_of_systemd_copies_the_storage_and_does_so_again(tmp_pa
         assert done.returncode == 0, done.stdout + done.stderr
     (backup,) = (tmp_path / "stepwell-backups").glob("*.db")
     assert re.fullmatch(r"\d{4}-\d\d-\d\d\.db", backup.name)
+
+
+def known_metrics() -> set[str]:
+    """Return the names in Prometheus of what OpenTelemetry reports and of what the inspector shows."""
+    package = Path(stepwell.__file__).parent
+    made = re.findall(
+        r"create_(counter|histogram)\(\s*\"([a-z.]+)\", \"([^\"]+)\"", (package / "adapters" / "otel.py").read_text()
+    )
+    names = {*re.findall(r"\"(stepwell_\w+)\": ", (package / "inspector" / "metrics.py").read_text())}
+    for kind, name, unit in made:
+        full = name.replace(".", "_") + ("_seconds" if unit == "s" else "")
+        names |= {f"{full}_total"} if kind == "counter" else {f"{full}_bucket", f"{full}_sum", f"{full}_count"}
+    assert {"stepwell_updates_total", "stepwell_update_duration_seconds_bucket", "stepwell_processes"} < names
+    return names
+
+
+#: Labels, and a job.
+NO_METRICS = {"stepwell_bot", "stepwell_method", "stepwell_outcome", "stepwell_node", "stepwell_storage"}
+#: For each alert, series that let it fire within half an hour: a value each minute, in the notation of promtool.
+FIRING = {
+    "StepwellUnobserved": {'up{job="stepwell-storage"}': "0x30"},
+    "StepwellNoBot": {'stepwell_processes{kind="bot"}': "2 0x30"},
+    "StepwellNoWorker": {'stepwell_processes{kind="worker"}': "0x30", 'stepwell_runs{status="queued"}': "3x30"},
+    "StepwellTimersLate": {'stepwell_timer_late_seconds{bot="my_bot"}': "0+60x30"},
+    "StepwellTurnsLate": {"stepwell_turns_late_seconds": "0+60x30"},
+    "StepwellRunsStuck": {'stepwell_runs{flow="report",status="stuck"}': "1x30"},
+    "StepwellRunsFailed": {'stepwell_runs{flow="report",status="failed"}': "1x30"},
+    "StepwellOldestQueued": {'stepwell_runs_oldest_write_seconds{flow="report",status="queued"}': "0+60x30"},
+    "StepwellUpdatesSetAside": {'stepwell_set_aside_per_minute{kind="bot"}': "1x30"},
+    "StepwellRunnersDie": {"stepwell_recovered_per_minute": "1x30"},
+    "StepwellUpdatesFail": {
+        'stepwell_errors_total{stepwell_bot="b"}': "0+1x30",
+        'stepwell_updates_total{stepwell_bot="b"}': "0+10x30",
+    },
+    "StepwellAnswersRefused": {'stepwell_answers_refused_total{stepwell_bot="b",stepwell_method="m"}': "0+1x30"},
+    "StepwellLeasesLost": {"stepwell_leases_lost_total": "0+1x30"},
+    "StepwellUpdatesSlow": {
+        'stepwell_update_duration_seconds_bucket{stepwell_bot="b",le="5"}': "0x30",
+        'stepwell_update_duration_seconds_bucket{stepwell_bot="b",le="10"}': "0+9x30",
+        'stepwell_update_duration_seconds_bucket{stepwell_bot="b",le="+Inf"}': "0+9x30",
+    },
+    "StepwellStorageSlow": {
+        'stepwell_storage_batch_duration_seconds_bucket{le="1"}': "0x30",
+        'stepwell_storage_batch_duration_seconds_bucket{le="5"}': "0+9x30",
+        'stepwell_storage_batch_duration_seconds_bucket{le="+Inf"}': "0+9x30",
+    },
+}
+
+
+def rules() -> dict[str, dict[str, Any]]:
+    groups = yaml.safe_load((FOLDER / "alerts.yaml").read_text())["groups"]
+    return {rule["alert"]: rule for group in groups for rule in group["rules"]}
+
+
+def test_the_alerts_and_the_dashboard_use_metrics_that_exist() -> None:
+    panels = json.loads((FOLDER / "dashboard.json").read_text())["panels"]
+    used = [target["expr"] for panel in panels for target in panel["targets"]]
+    used += [rule["expr"] for rule in rules().values()]
+    assert len(used) > 30
+    found = {name for each in used for name in re.findall(r"\bstepwell_\w+", each)}
+    assert found - NO_METRICS - known_metrics() == set()
+
+
+def test_the_runbook_has_each_alert() -> None:
+    page = (FOLDER.parents[1] / "docs" / "runbook.md").read_text()
+    assert re.findall(r"^## (\w+)$", page, re.MULTILINE) == list(rules())
+    assert page.count("**Means**") == page.count("**Look at**") == page.count("**Do**") == len(rules())
+
+
+def test_each_alert_fires_when_its_metrics_say_so_and_not_before(tmp_path: Path) -> None:
+    """``promtool`` evaluates the rules where it is installed."""
+    assert list(FIRING) == list(rules())
+    if not (program := shutil.which("promtool")):
+        return
+    tests = []
+    for name, series in FIRING.items():
+        # Other alerts may fire with these series too. What is well has no series, except that the inspector answers.
+        well = {} if name == "StepwellUnobserved" else {"up": "1x30"}
+        ask = f'count(ALERTS{{alertname="{name}",alertstate="firing"}}) or vector(0)'
+        values = {0: 0 if "for" in rules()[name] or "increase" in rules()[name]["expr"] else 1, 25: 1}
+        tests.append(
+            {
+                "interval": "1m",
+                "input_series": [{"series": each, "values": given} for each, given in (series | well).items()],
+                "promql_expr_test": [
+                    {"expr": ask, "eval_time": f"{minute}m", "exp_samples": [{"labels": "{}", "value": value}]}
+                    for minute, value in values.items()
+                ],
+            }
+        )
+    shutil.copy(FOLDER / "alerts.yaml", tmp_path)
+    (tmp_path / "tests.yaml").write_text(yaml.safe_dump({"rule_files": ["alerts.yaml"], "tests": tests}))
+    done = subprocess.run([program, "test", "rules", "tests.yaml"], cwd=tmp_path, text=True, capture_output=True)
+    assert done.returncode == 0, done.stdout + done.stderr
