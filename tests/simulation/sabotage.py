@@ -1,7 +1,8 @@
 """Seeded bugs: how many seeds it takes until a simulated world shows that a line of the library is wrong.
 
-``python -m tests.simulation.sabotage [NAME ...]`` runs each bug, or those whose name contains a text, until a seed fails,
-and prints the table of docs/simulator.md. ``SEEDS`` is the most seeds of a bug (2,000), ``SECONDS`` the most time.
+``python -m tests.simulation.sabotage [NAME ...]`` runs each bug, or those whose name contains a text, until a seed
+fails that passes without it, and prints the table of docs/simulator.md. ``SEEDS`` is the most seeds of a bug (2,000),
+``SECONDS`` the most time.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ JOURNAL = "stepwell.nodes.run.journal:Journal"
 BUGS: tuple[Bug, ...] = (
     # Writes and claims
     bug("a stale holder may write", Records,
-        (f"{CELL}._refused", "if token is not None and (token != self.token or self.leased_until <= now):", "if False:")),
+        (f"{CELL}._refused", "if token is not None and (token != self.token or self.leased_until <= now):",
+         "if False:")),
     bug("a claim does not look for another holder", Records,
         (f"{CELL}._claim", "if self.token != claim.token:", "if False:")),
     bug("a lease never ends", Records,
@@ -108,15 +110,18 @@ BUGS: tuple[Bug, ...] = (
     bug("two logs are created in one place", Logs,
         (f"{HEADER}.refusal", "if guard.absent and self.visible(now):", "if False:")),
     bug("an append without an answer is made again", Logs,
-        (f"{TAIL}._applied", "if unknown is not None and await self._was_applied(known, change, unknown):", "if False:")),
+        (f"{TAIL}._applied", "if unknown is not None and await self._was_applied(known, change, unknown):",
+         "if False:")),
     bug("an append without an answer counts as made", Logs,
         (f"{TAIL}._applied", "unknown = unknown or error", "return True")),
     bug("the entry of another writer counts as the own one", Logs,
         (f"{TAIL}._was_applied", "return next(iter(change.parts)) in stored.parts", "return True")),
     bug("a compaction does not look for newer entries", Logs,
-        ("stepwell.log.log:_Compaction.__call__", "self.applied = known.version == self._seen", "self.applied = True")),
+        ("stepwell.log.log:_Compaction.__call__", "self.applied = known.version == self._seen",
+         "self.applied = True")),
     bug("a compaction drops the entry after its last one", Logs,
-        ("stepwell.log.log:_Compaction.__call__", "drop=entries(0, self._last + 1)", "drop=entries(0, self._last + 2)")),
+        ("stepwell.log.log:_Compaction.__call__", "drop=entries(0, self._last + 1)",
+         "drop=entries(0, self._last + 2)")),
     bug("a follower waits for notices only", Logs,
         ("stepwell.log.log:Log.follow", "asyncio.timeout(backoff(quiet, *POLLS))", "asyncio.timeout(None)")),
     # Timers
