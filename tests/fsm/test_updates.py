@@ -608,7 +608,7 @@ async def test_an_earlier_update_that_is_handled_again_without_an_answer_keeps_t
 
     @router.on(text("quiet"))
     async def quiet(ctx: Context) -> None:
-        ctx.update_data(quiet=True)
+        ctx.update_data(quiet=ctx.update.update_id)
 
     @router.on(text("name"))
     async def name(ctx: Context) -> None:

@@ -106,6 +106,32 @@ async def test_a_reply_is_sent_again_until_telegram_takes_it_and_stays_in_order(
     assert tried == ["one", "one", "one", "two"]
 
 
+async def test_a_stop_does_not_wait_for_a_reply_that_telegram_takes_slowly() -> None:
+    storage, running, slow = MemoryStorage(), asyncio.Event(), asyncio.Event()
+    turns, other, stopped = Turns("my_bot", storage=storage, collect=0.0), Turns("my_bot", storage=storage), False
+
+    async def send(call: dict[str, str]) -> None:
+        slow.set()
+        await asyncio.Event().wait()
+
+    @turns.handler
+    async def answer(turn: Turn) -> None:
+        nonlocal stopped
+        running.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped = True
+
+    async with turns.worker(send=send, drain=0):
+        await turns.admit(People().message("Hello"))
+        await asyncio.wait_for(running.wait(), 60)
+        await other.reply(ANN, "of a person")
+        await asyncio.wait_for(slow.wait(), 60)
+        assert await other.stop(ANN)
+        await until(lambda: stopped)
+
+
 async def test_a_reply_to_a_conversation_of_an_identity_needs_the_chat() -> None:
     turns = Turns("my_bot", storage=MemoryStorage(), identity=lambda update: ("team", 5))
     with pytest.raises(InvalidOption, match="give chat_id="):

@@ -45,7 +45,9 @@ async def answer(turn):
     if turn.text.startswith("look"):
         yield "I look. "
         found = await turn.tool(look_up, turn.text.removeprefix("look "))
-        if not await turn.ask(f"Take {found['found']}?", approvers=["ann", 42]):
+        if not await turn.ask(
+            f"Take {found['found']}?", approvers=[42] if turn.user.id == "gina" else [42, turn.user.id]
+        ):
             yield "I leave it."
             return
         yield f"I take {found['found']}."

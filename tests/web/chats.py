@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,12 @@ class Agent:
 
     def __init__(self, folder: Path, storage: str | None) -> None:
         self.folder, self._storage = folder, storage
+        self._numbers = count()
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._process: Process | None = None
+        #: Who opens pages.
+        self.user = "ann"
 
     async def start(self) -> None:
         command = [sys.executable, str(HERE / "chat_agent.py"), str(self.port), str(self.folder)]
@@ -58,6 +62,12 @@ class Agent:
     def let(self, name: str) -> None:
         """Let the turns go on that wait for a file."""
         (self.folder / name).touch()
+
+    def renew(self) -> None:
+        """Let turns wait again, and another person open pages."""
+        for name in ("go", "found", "calls"):
+            (self.folder / name).unlink(missing_ok=True)
+        self.user = f"user{next(self._numbers)}"
 
     def client(self, user: str = "ann") -> httpx.AsyncClient:
         return httpx.AsyncClient(base_url=f"{self.url}/chat", cookies={"user": user} if user else {}, timeout=PATIENCE)
@@ -106,13 +116,11 @@ def bundle() -> Path:
 
 
 @asynccontextmanager
-async def opened(
-    browser: Browser, agent: Agent, path: str = "/", *, user: str = "ann", **options: Any
-) -> AsyncIterator[Page]:
-    """Open a page as a person. It must have no errors but those of lost connections."""
+async def opened(browser: Browser, agent: Agent, path: str = "/", **options: Any) -> AsyncIterator[Page]:
+    """Open a page. It must have no errors but those of lost connections."""
     context = await browser.new_context(viewport={"width": 390, "height": 780}, **options)
     context.set_default_timeout(PATIENCE * 1000)
-    await context.add_cookies([{"name": "user", "value": user, "url": agent.url}])
+    await context.add_cookies([{"name": "user", "value": agent.user, "url": agent.url}])
     page = await context.new_page()
     problems: list[str] = []
     page.on("pageerror", lambda error: problems.append(str(error)))

@@ -12,9 +12,9 @@ import pytest
 import pytest_asyncio
 
 from stepwell.errors import InvalidOption
-from stepwell.turns import Turns
+from stepwell.turns import Turn, Turns
 from stepwell.web import chat
-from tests.until import until
+from tests.until import forever, until
 from tests.web.chats import STORY, Agent, agent_in, chunks_of, said
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -224,6 +224,21 @@ async def events(client: httpx.AsyncClient, enough: Any, after: str | None = Non
             if line.startswith("data: ") and enough(page):
                 return page
     raise AssertionError("the stream has ended")
+
+
+async def test_what_on_waiting_says_is_in_the_response() -> None:
+    turns = Turns("bot", storage="memory://", on_waiting=lambda admission: f"{admission.waiting} before you")
+
+    @turns.handler
+    async def answer(turn: Turn) -> None:
+        await forever()
+
+    transport = httpx.ASGITransport(app=chat(turns, user=lambda request: 42))
+    async with turns.worker(send=print, drain=0), httpx.AsyncClient(transport=transport, base_url="http://a") as client:
+        await client.post("/api/main/messages", json={"id": "m1", "text": "one"})
+        await until(lambda: turns.status(("web:main:42", 0)), lambda status: status.state == "running")
+        waits = await client.post("/api/main/messages", json={"id": "m2", "text": "two"})
+        assert waits.json() == {"outcome": "taken", "said": "1 before you"}
 
 
 async def test_nobody_and_other_sites_are_refused_on_every_route(agent: Agent) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -24,10 +23,17 @@ async def browser() -> AsyncIterator[Browser]:
         yield browser
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def agent(tmp_path: Path) -> AsyncIterator[Agent]:
-    async with agent_in(tmp_path) as agent:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Agent]:
+    folder = tmp_path_factory.mktemp("agent")
+    async with agent_in(folder) as agent:
         yield agent
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def agent(server: Agent) -> Agent:
+    server.renew()
+    return server
 
 
 async def say(page: Page, text: str) -> None:
@@ -80,7 +86,7 @@ async def test_a_person_stops_answers_questions_and_looks_at_tools_with_the_keyb
         await expect(page.locator("#state")).to_have_text("Waits for an answer")
         assert await problems(page) == []
         await question.get_by_role("button", name="Yes").press("Enter")
-        await expect(question).to_contain_text("Yes (Ann)")
+        await expect(question).to_contain_text(f"Yes ({agent.user.title()})")
         await expect(page.locator("#list .bubble").last).to_have_text("I take TEA.")
         tool = page.locator("details")
         await tool.locator("summary").press("Enter")
@@ -105,8 +111,7 @@ async def test_a_tool_in_which_the_server_was_killed_has_an_unknown_outcome(brow
 async def test_the_page_fits_a_phone_in_light_and_dark_and_shows_markup_as_text(
     browser: Browser, agent: Agent, scheme: str
 ) -> None:
-    # Ann has one conversation, whatever the chat is called.
-    async with opened(browser, agent, "/chat/#other", user="bob", color_scheme=scheme) as page:
+    async with opened(browser, agent, "/chat/#other", color_scheme=scheme) as page:
         agent.let("found")
         long = "x" * 200 + "<img src=x onerror=alert(1)>"
         await say(page, f"look {long}")

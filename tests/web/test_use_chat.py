@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,11 +23,18 @@ async def browser() -> AsyncIterator[Browser]:
         yield browser
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def agent(tmp_path: Path) -> AsyncIterator[Agent]:
-    (tmp_path / "bundle").write_text(str(bundle()))
-    async with agent_in(tmp_path) as agent:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Agent]:
+    folder = tmp_path_factory.mktemp("agent")
+    (folder / "bundle").write_text(str(bundle()))
+    async with agent_in(folder) as agent:
         yield agent
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def agent(server: Agent) -> Agent:
+    server.renew()
+    return server
 
 
 async def say(page: Page, text: str) -> None:
@@ -79,7 +85,7 @@ async def test_an_answer_that_ends_while_the_page_has_no_connection_is_shown(bro
         agent.kill()
         agent.let("go")
         await agent.start()
-        async with agent.client() as client:
+        async with agent.client(agent.user) as client:
             while (await client.get("api/main/messages")).json()[-1]["parts"][-1]["text"] != STORY:
                 pass
         await page.context.set_offline(False)

@@ -278,7 +278,7 @@ async def _events(conversation: WebConversation, request: Request, given: dict[s
 
 
 async def _send(conversation: WebConversation, request: Request, given: dict[str, Any]) -> Any:
-    return {"outcome": await _take(conversation, _text(given.get("id"), "id", _LONGEST_ID), given.get("text"))}
+    return await _take(conversation, _text(given.get("id"), "id", _LONGEST_ID), given.get("text"))
 
 
 async def _decide(conversation: WebConversation, request: Request, given: dict[str, Any]) -> Any:
@@ -286,12 +286,12 @@ async def _decide(conversation: WebConversation, request: Request, given: dict[s
     return {"outcome": "accepted"}
 
 
-async def _take(conversation: WebConversation, number: str, text: Any) -> str:
+async def _take(conversation: WebConversation, number: str, text: Any) -> dict[str, str]:
     admission = await conversation.send(number, _text(text, "text"))
+    said = "\n".join(each for call in admission.calls if isinstance(each := call.get("text"), str))
     if admission.outcome not in ("taken", "known", "answer"):
-        said = [each for call in admission.calls if isinstance(each := call.get("text"), str)]
-        raise _RefusedRequest(409, "\n".join(said) or "This message was not taken.")
-    return admission.outcome
+        raise _RefusedRequest(409, said or "This message was not taken.")
+    return {"outcome": admission.outcome, **({"said": said} if said else {})}
 
 
 async def _answer(conversation: WebConversation, approval: str, choice: Any, *, approved: bool | None = None) -> None:

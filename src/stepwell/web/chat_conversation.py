@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
@@ -13,7 +14,7 @@ from stepwell.engine import Address
 from stepwell.errors import StorageClosed, StorageError
 from stepwell.turns import Admission, Turns
 from stepwell.turns.engine import ShownConversation, WebUpdate, read_shown, web_update
-from stepwell.web.ui_messages import Diverged, StreamedMessage, answer_id, approval_of, open_questions, ui_messages
+from stepwell.web.ui_messages import Diverged, StreamedMessage, answer_id, open_questions, ui_messages
 
 __all__ = ["Chunks", "Visitor", "WebConversation"]
 
@@ -25,6 +26,8 @@ NO_ENDED: Final = 10**12
 HEARTBEAT: Final = 15.0
 #: Seconds after the end of a turn in which a page that has lost its connection may still get its answer.
 REPLAYED: Final = 300.0
+#: The id of an approval: the turn, the number and the mark of a question.
+_APPROVAL: Final = re.compile(r"(\w+):([0-9]{1,9}):(\w+)")
 _DIVERGED = "The answer was begun again after an interruption. Please load it again."
 
 
@@ -87,7 +90,7 @@ class WebConversation:
 
         ``choice``: an option. ``approved``: the first one or not, which says all if there are two.
         """
-        asked = approval_of(approval)
+        asked = _APPROVAL.fullmatch(approval)
         shown = await self.read(NO_ENDED)
         parts = (part for each in self._running(shown) for part in each["parts"])
         found = next((part for part in parts if part.get("approval", {}).get("id") == approval), None)
@@ -99,7 +102,7 @@ class WebConversation:
             choice = options[0] if approved else options[1] if len(options) == 2 else None
         if choice not in options or (approved is False and choice == options[0]):
             return "This is no option of the question."
-        turn, number, mark = asked
+        turn, number, mark = asked.groups()
         data = f"turn:{turn}:{number}:{options.index(choice)}:{mark}"
         query = {"id": "web", "from": self._from, "message": {"chat": self._chat}, "data": data}
         for call in (await self._turns.admit(web_update({"update_id": None, "callback_query": query}))).calls:

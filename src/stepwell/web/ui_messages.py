@@ -8,7 +8,7 @@ from typing import Any, Final
 from stepwell.engine import masked_text
 from stepwell.web.display import as_json
 
-__all__ = ["APPROVED", "Diverged", "StreamedMessage", "answer_id", "approval_of", "open_questions", "ui_messages"]
+__all__ = ["APPROVED", "Diverged", "StreamedMessage", "answer_id", "open_questions", "ui_messages"]
 
 UiMessage = dict[str, Any]
 Part = dict[str, Any]
@@ -94,15 +94,6 @@ def open_questions(message: UiMessage) -> list[Part]:
     """Return the questions in a message that wait for an answer."""
     asked = (part for part in message["parts"] if ":ask" in part.get("toolCallId", ""))
     return [part for part in asked if part["state"] in (ASKED, "input-available")]
-
-
-def approval_of(given: str) -> tuple[str, int, str] | None:
-    """Return the turn, the number and the mark of a question, by the id of its approval."""
-    turn, _, rest = given.partition(":")
-    number, _, mark = rest.partition(":")
-    if not (number.isascii() and number.isdecimal() and turn.isalnum() and mark.isalnum()):
-        return None
-    return turn, int(number[:9]), mark
 
 
 class Diverged(Exception):

@@ -36,7 +36,8 @@ function unsentRow(found, each) {
     el("span", {}, each.calls.map((call) => (call.chat === null ? call.method : `${call.method} to ${call.chat}`)).join(", "))] };
 }
 
-function showMessages(app, found) {
+// "box" of the address is the kind that a person looks for, which is shown first.
+function showMessages(app, found, params) {
   const rows = (kind, makes) => found[kind].map((each) => makes(found, each));
   const changes = (again, drop, label) => (places) => [app.button(again, label, { bot: found.bot, places }), app.button(drop, "Drop", { bot: found.bot, places }, "small danger apart")];
   const pages = [
@@ -45,6 +46,7 @@ function showMessages(app, found) {
     group(app, "Unsent answers", "the bot sends them in order", "conversation", ["conversation", "next attempt", "attempts", "calls"], rows("unsent", unsentRow), changes("send_now", "drop_unsent", "Send now")),
     group(app, "Inbox", "updates that the bot has fetched and not finished", "waiting", ["update", "chat", "kind", "when", "attempts", "why"], rows("waiting", updateRow), () => []),
   ].filter(Boolean);
+  if (params.box === "refused") pages.sort((one, two) => (two.dataset.key === "Refused answers") - (one.dataset.key === "Refused answers"));
   if (found.more) pages.push(el("p", { class: "note" }, "There are more of a kind than this page lists."));
   return pages.length ? pages : [card("Messages", found.bot, nothing("No message waits or has failed.", "Updates whose handler raises and answers that Telegram refuses appear here."))];
 }

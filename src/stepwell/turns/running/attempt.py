@@ -93,6 +93,7 @@ class Attempt(AttemptBase):
         #: Set when a suspended attempt goes on.
         self._resumed = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
+        self._replying: asyncio.Task[None] | None = None
         #: When the text so far was stored last, or the attempt began.
         self._stored_at = asyncio.get_running_loop().time()
         self._stored_text = ""
@@ -495,10 +496,20 @@ class Attempt(AttemptBase):
             self.take_news(turn)
         if turn.check is not None and turn.stop is None:
             await self._heartbeat(turn.check)
-        if table.added and table.send_at is not None and table.send_at <= slot.time() and slot.holding:
-            await self.deliver()
+        is_due = table.added and table.send_at is not None and table.send_at <= slot.time()
+        if is_due and slot.holding and (self._replying is None or self._replying.done()):
+            # Beside the watch, because Telegram may be slow, and a stop must not wait for it.
+            self._replying = asyncio.create_task(self._send_added(), name="stepwell-turn-replies")
         await self._store_text()
         return None
+
+    async def _send_added(self) -> None:
+        """Send the calls that others have added."""
+        try:
+            await self.deliver()
+        except StepwellError as error:
+            # If the claim is lost, the watch ends the attempt.
+            logger.debug("the replies of turn %s are sent later: %s", self.turn_id, error)
 
     async def _store_text(self) -> None:
         """Store the text so far, if the turn has been writing for a while."""
@@ -530,10 +541,12 @@ class Attempt(AttemptBase):
                 raise
 
     async def _end_watch(self) -> None:
-        watch, self._watch = self._watch, None
-        if watch is not None:
-            watch.cancel()
-            await asyncio.wait({watch})
+        tasks = {each for each in (self._watch, self._replying) if each is not None}
+        self._watch = self._replying = None
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
     def _check_open(self) -> None:
         if self.task_ended:

@@ -82,7 +82,7 @@ function render() {
 async function post(name, body = {}) {
   try {
     const response = await fetch(`api/${PLACE}/${name}`, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
-    return response.ok ? { ok: true } : { error: await response.text(), again: response.status === 503 };
+    return response.ok ? { ok: true, ...await response.json() } : { error: await response.text(), again: response.status === 503 };
   } catch {
     return { again: true, error: "The server does not respond. Please try again." };
   }
@@ -97,6 +97,7 @@ async function press(name, body) {
 // With the same id a message is taken once, however often it is sent.
 async function send(message, tries = 0) {
   const answer = await post("messages", { id: message.id, text: message.parts[0].text });
+  if (answer.said) toast(answer.said);
   if (answer.ok) return;
   if (answer.again && tries < 60) {
     setTimeout(() => send(message, tries + 1), 1000);
