@@ -8,6 +8,7 @@ fails that passes without it, and prints the table of docs/simulator.md. ``SEEDS
 from __future__ import annotations
 import __future__
 
+import asyncio
 import contextlib
 import functools
 import importlib
@@ -26,7 +27,7 @@ from tests.simulation.records import Records
 from tests.simulation.runs import Storm
 from tests.simulation.seeds import failure_of
 from tests.simulation.turns import Agents
-from tests.simulation.world import World
+from tests.simulation.world import Life, World
 
 __all__ = ["BUGS", "Bug", "Edit", "Found", "fails", "planted", "search"]
 
@@ -54,6 +55,13 @@ class Found(NamedTuple):
     seeds: int
     seconds: float
     error: str
+
+
+class Compactors(Logs):
+    """Two tasks compact the log at once."""
+
+    async def compact(self, life: Life) -> None:
+        await asyncio.gather(super().compact(life), super().compact(life))
 
 
 def bug(name: str, world: type[World], *edits: tuple[str, str, str]) -> Bug:
@@ -116,7 +124,7 @@ BUGS: tuple[Bug, ...] = (
         (f"{TAIL}._applied", "unknown = unknown or error", "return True")),
     bug("the entry of another writer counts as the own one", Logs,
         (f"{TAIL}._was_applied", "return next(iter(change.parts)) in stored.parts", "return True")),
-    bug("a compaction does not look for newer entries", Logs,
+    bug("a compaction does not look for a newer one", Compactors,
         ("stepwell.log.log:_Compaction.__call__", "self.applied = known.version == self._seen",
          "self.applied = True")),
     bug("a compaction drops the entry after its last one", Logs,
