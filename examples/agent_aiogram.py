@@ -22,7 +22,7 @@ async def model(told: list[dict[str, Any]]) -> AsyncIterator[str]:
         async for chunk in await chat.create(model="gpt-5-mini", messages=told, stream=True):
             yield chunk.choices[0].delta.content or ""
     else:
-        for piece in re.split("(?<= )", f"I know {len(told)} messages. The last one: {told[-1]['content']}"):
+        for piece in re.split("(?<= )", f"Message {len(told)} says: {told[-1]['content']}"):
             await asyncio.sleep(0.05)
             yield piece
 

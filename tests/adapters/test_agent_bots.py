@@ -77,11 +77,11 @@ async def test_the_agent_of_each_framework_collects_asks_streams_and_is_stopped_
 
     async def pay() -> None:
         await ann.send_at_once("one", "two")
-        assert await ann.answer(timeout=60) == "I know 1 messages. The last one: one\ntwo"
+        assert await ann.answer(timeout=60) == "Message 1 says: one\ntwo"
         await ann.send("pay 5")
         await until(lambda: said(ann)[-1] == "Really pay 5 EUR?")
         query = await ann.press("Yes")
-        await until(lambda: said(ann)[-1] == "I know 4 messages. The last one: Receipt for 5 EUR")
+        await until(lambda: said(ann)[-1] == "Message 4 says: Receipt for 5 EUR")
         assert said(ann)[-2].startswith("Really pay 5 EUR?\n\nYes (")
         answered = [call for call in bot.calls if call["method"] == "answerCallbackQuery"]
         assert [call["callback_query_id"] for call in answered] == [query]
@@ -93,11 +93,11 @@ async def test_the_agent_of_each_framework_collects_asks_streams_and_is_stopped_
         await stop()
         text: str = (await until(lambda: said(chat), lambda texts: texts and texts[-1].endswith("[stopped]")))[-1]
         took[how] = perf_counter() - began
-        assert text.startswith("I know ") and "word3" in text and "word119" not in text
+        assert text.startswith("Message ") and "word3" in text and "word119" not in text
 
     async def tell_group() -> None:
         await group.send("tell " + "word " * 20)
-        await until(lambda: said(group) == ["I know 1 messages. The last one: tell" + " word" * 20])
+        await until(lambda: said(group) == ["Message 1 says: tell" + " word" * 20])
 
     async with running(framework, bot, api, tmp_path):
         await asyncio.gather(
@@ -142,9 +142,9 @@ async def test_the_agent_of_each_framework_survives_a_kill_in_a_stream_and_in_an
         await process.wait()
     assert len(said(group)) == 1
     await album("c", "d")
-    whole = "I know 1 messages. The last one: tell" + " word" * 20
+    whole = "Message 1 says: tell" + " word" * 20
     async with running(framework, bot, api, tmp_path):
-        assert await ann.answer(timeout=60) == "I know 1 messages. The last one: a\nb\nc\nd"
+        assert await ann.answer(timeout=60) == "Message 1 says: a\nb\nc\nd"
         await until(lambda: said(group) == [whole])
 
 

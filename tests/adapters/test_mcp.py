@@ -130,6 +130,15 @@ async def langgraph(folder: Path, model: Model, storage: Any) -> AsyncIterator[A
         yield lambda turn: run_graph(turn, graph, retry_tools=True)
 
 
+@pytest.fixture(autouse=True)
+def errors_of_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let servers write to the real stderr: the default is that of the import, which pytest may have closed."""
+    from mcp.client.stdio import stdio_client
+
+    function: Any = stdio_client
+    monkeypatch.setattr(function.__wrapped__, "__defaults__", (sys.__stderr__,))
+
+
 @pytest.mark.parametrize("framework", [pydantic_ai, openai_agents, langgraph])
 async def test_a_tool_of_an_mcp_server_runs_once(framework: Any, tmp_path: Path) -> None:
     model, people, storage = Model(), People(), MemoryStorage()

@@ -11,12 +11,15 @@ from stepwell import Storage
 from stepwell.fsm import FSM, Context, Flow, Router, command, state
 from stepwell.fsm.timers import outbox
 
-outbox.RETRY = 2.0
-
 
 async def remind(ctx: Context) -> None:
     ctx.answer(f"Reminder {ctx.data['number']}")
     ctx.clear_flow()
+
+
+if __name__ == "polling_bot":
+    # Only in the process of the bot.
+    outbox.RETRY = 2.0
 
 
 class Reminder(Flow, name="reminder"):

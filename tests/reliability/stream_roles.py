@@ -70,7 +70,7 @@ async def sell(storage: Storage, report: Report, *, flow_id: str, hang: bool) ->
         report("called", f"price {item}")
         return 3
 
-    @agent.tool_plain
+    @agent.tool_plain(metadata={"replay": "safe"})
     async def ship(item: str) -> str:
         report("called", f"ship {item}")
         if hang:

@@ -18,6 +18,7 @@ from enum import Enum
 from functools import cache, partial
 from pathlib import Path
 from secrets import token_urlsafe
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import pytest
@@ -29,14 +30,16 @@ from stepwell.adapters.celery import CeleryRuns
 from stepwell.botapi import Person as User
 from stepwell.botapi import World
 from stepwell.errors import InvalidOption
-from stepwell.fsm import FSM, Context, Flow, Form, Router, state, text
-from stepwell.inspector import Inspector, inspector
+from stepwell.fsm import FSM, Context, Flow, Form, Router, Translations, state, text
+from stepwell.inspector import Inspector, TrustedProxy, inspector
 from stepwell.nodes import Node, NodeFlow, RunHandle, Schedule, Schedules, Wait, every, worker
 from stepwell.record import Address, Version
 from stepwell.storage import Get
 from stepwell.storage.sealed.keys import new_key
 from stepwell.telegram import BotClient
 from stepwell.testing import Chat, Clock, StorageContract
+from stepwell.testing.simulated_store import SimulatedStore
+from stepwell.testing.simulation import SimulatedProcess, Simulation
 from tests.reliability.dose import dose
 from tests.test_reference import MODULES, functions, public
 
@@ -147,6 +150,11 @@ class Samples:
     def router(self) -> Router:
         return Router(self.fsm)
 
+    def translations(self) -> Translations:
+        folder = Path(self.stack.enter_context(TemporaryDirectory()))
+        (folder / "de.ftl").write_text("hello = Hallo")
+        return Translations(folder)
+
     def client(self) -> BotClient:
         return BotClient("1:t", api="http://127.0.0.1:1", patience=0.01)
 
@@ -169,6 +177,10 @@ class Samples:
             User: lambda: User(self.world, self.world.bot("bot"), 42),
             Inspector: lambda: inspector(self.storage, [], token="t" * 40),
             BotClient: self.client,
+            Translations: self.translations,
+            SimulatedProcess: lambda: Simulation().process("bot"),
+            SimulatedStore: lambda: SimulatedStore(Simulation()),
+            TrustedProxy: lambda: TrustedProxy(secret="t" * 40),
             CeleryRuns: lambda: CeleryRuns(Celery(broker="memory://"), [self.flow()], storage=self.storage),
         }
         if cls in makers:

@@ -20,10 +20,12 @@ from typing import Any, Final, NamedTuple
 
 from stepwell._secrets import quoted
 from stepwell.botfile import load_module, router_of, started, workers_of
+from stepwell.codec import types
 from stepwell.errors import InvalidOption, RunStuck, StepwellError, UsageError
 from stepwell.fsm import Router, Update, command
 from stepwell.nodes import NodeFlow
 from stepwell.record import DAY, PROCESSES, TURNS, Address
+from stepwell.storage import Storage, urls
 from stepwell.storage.operations import Apply, Claim, Claimed, Operation, Release, Result
 from stepwell.testing.simulated_loop import SimulatedProcess, is_of_user, line_of_user
 from stepwell.testing.simulated_store import SimulatedStore
@@ -104,7 +106,7 @@ class CrashRun(ABC):
 
     def run(self) -> None:
         """Run it to its end."""
-        with _outside(self._saw), _quiet(), warnings.catch_warnings(record=True) as found:
+        with _outside(self._saw), _quiet(), _own_types(), warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always", RuntimeWarning)
             self.simulation.run(self._main())
         # A killed process leaves coroutines that nobody awaits.
@@ -163,14 +165,14 @@ class CrashRun(ABC):
             self.died_during = self._doing
             await asyncio.sleep(0.1)
 
-    def _load(self) -> ModuleType:
-        """Import the file anew: the globals of a process die with it."""
+    def _load(self, storage: Storage) -> ModuleType:
+        """Import the file anew: the globals of a process die with it. Every URL of a storage is this storage."""
         folder = str(self.path.parent)
         for name, module in list(sys.modules.items()):
             file = getattr(module, "__file__", None)
             if file and is_of_user(file) and str(Path(file).parent) == folder and name != "__main__":
                 del sys.modules[name]
-        with _unseen():
+        with _unseen(), _only_storage(storage):
             module = load_module(self.path)
         for name in self._named:
             if not callable(getattr(module, name, None)):
@@ -299,8 +301,10 @@ class BotRun(CrashRun):
         return [each for each in seen if each["from"]["is_bot"] and all(each is not other for other in self._again)]
 
     async def _live(self) -> None:
-        module = self._load()
-        router = router_of(module, self.path, self.store.storage())
+        storage = self.store.storage()
+        module = self._load(storage)
+        with _only_storage(storage):
+            router = router_of(module, self.path, storage)
         fsm = router.fsm
         assert fsm is not None
         self._bot, self._commands = fsm.bot, _commands(router)
@@ -444,10 +448,11 @@ class FlowRun(CrashRun):
         self._name, self._shared = name, shared
 
     async def _live(self) -> None:
-        flow = getattr(self._load(), self._name, None)
+        storage = self.store.storage()
+        flow = getattr(self._load(storage), self._name, None)
         if not isinstance(flow, NodeFlow):
             raise UsageError(f"{self.path.name} has no node flow {quoted(self._name)}")
-        async with self.store.storage() as storage:
+        async with storage:
             self._begin("the run")
             try:
                 self.result = await flow.run(
@@ -525,6 +530,30 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logging.disable(before)
+
+
+@contextlib.contextmanager
+def _only_storage(storage: Storage) -> Iterator[None]:
+    """Let every URL of a storage lead to this one."""
+    before = urls.open_storage
+    urls.open_storage = lambda url, **options: storage
+    try:
+        yield
+    finally:
+        urls.open_storage = before
+
+
+@contextlib.contextmanager
+def _own_types() -> Iterator[None]:
+    """Forget the classes of other programs: the file registers its own anew with each life."""
+    before = dict(types._OWNERS)
+    for key in [key for key, owner in before.items() if not getattr(owner, "__module__", "").startswith("stepwell.")]:
+        del types._OWNERS[key]
+    try:
+        yield
+    finally:
+        types._OWNERS.clear()
+        types._OWNERS.update(before)
 
 
 @contextlib.contextmanager

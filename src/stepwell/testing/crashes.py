@@ -41,8 +41,8 @@ ADVICE: Final = {
     ),
     "result": "The final state depends on something that a kill loses or repeats. Keep it in the shared state.",
     "task": (
-        "Nothing starts it again after a kill, and its changes belong to no update. Submit a run of a flow instead, or "
-        "await it."
+        "Nothing starts it again after a kill, and its changes belong to no update. Submit a run of a flow instead "
+        "(docs/how-to/start-a-flow-from-a-bot.md), or await it."
     ),
     "blocking": "All other updates wait meanwhile. Use await, or make the handler a def, which runs in a thread.",
 }

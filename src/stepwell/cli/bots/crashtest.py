@@ -47,7 +47,11 @@ def _crashtest(options: argparse.Namespace) -> int:
 
     script = None
     if options.script is not None:
-        lines = Path(options.script).read_text("utf-8").splitlines()
+        try:
+            lines = Path(options.script).read_text("utf-8").splitlines()
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+            raise UsageError(f"the file of --script cannot be read: {reason}") from error
         script = [line for line in map(str.strip, lines) if line]
     shared = None
     if options.shared is not None:
