@@ -378,7 +378,7 @@ async def test_no_secret_in_the_place_of_another_argument_is_shown(
             await call_all(leaks, caught, least)
         finally:
             configure(storage=None)
-    assert leaks.found == []
+    assert leaks.found == [], "\n".join(leaks.found)
     assert leaks.calls >= least
 
 

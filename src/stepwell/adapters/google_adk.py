@@ -27,6 +27,7 @@ from stepwell.adapters.framework.agents import (
     question_about,
 )
 from stepwell.engine import require
+from stepwell.errors import InvalidOption
 from stepwell.turns import Turn
 
 require("google.adk", "google-adk", distribution="google-adk", minimum="2.13", below="3")
@@ -85,6 +86,12 @@ async def run_agent(
         async def answer(turn):
             await run_agent(turn, agent, safe=["find"])
     """
+    plugins = list(plugins)
+    if not isinstance(agent, BaseAgent):
+        # The framework's own error shows the value.
+        raise InvalidOption(f"run_agent(turn, agent) takes an agent of google-adk, got {type(agent).__name__}")
+    if not all(isinstance(each, BasePlugin) for each in plugins):
+        raise InvalidOption("run_agent(plugins=...) takes plugins of google-adk")
     run = _SessionRuns(turn, agent, Approvals(turn, approvers, timeout), question or _question)
     service = InMemorySessionService()
     intents = _Intents(turn, frozenset(safe), run.begun)

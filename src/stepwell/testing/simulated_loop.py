@@ -19,6 +19,7 @@ from typing import Any, Final, NoReturn, TypeVar
 from weakref import WeakSet
 
 import stepwell
+from stepwell.options import check
 
 __all__ = ["SimulatedLoop", "SimulatedProcess", "SimulatedTask", "current_process", "is_of_user", "line_of_user"]
 
@@ -121,6 +122,7 @@ class SimulatedProcess:
 
     def start(self, main: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
         """Run a coroutine in this process. It inherits no context variables."""
+        check(asyncio.iscoroutine(main), "start() takes a coroutine, got {}", main)
         context = Context()
         context.run(current_process.set, self)
         return self._loop.create_task(main, name=name or self.name, context=context)
