@@ -22,6 +22,9 @@ MODULES = tuple(f"stepwell.adapters.{name}" for name in FRAMEWORKS)
 #: The points of a turn, and those around the first write of the framework: what it keeps, or its first checkpoint.
 AGENT_POINTS = (POINTS[0], "before the keep", "behind the keep", *POINTS[1:])
 
+#: Requests of the model in a turn, each for one call of a tool. A turn may have many messages, and the frameworks allow
+#: an agent few by default: 10 with OpenAI Agents, 50 with Pydantic AI. A turn that needs more fails.
+MOST_REQUESTS = 10_000
 TOOLS = ("ask", "pay", "look", "wait")
 #: A message of a history: what it is, and its text; of a call and a result also the id, and of a call its name.
 Said = tuple[str, ...]
@@ -105,6 +108,7 @@ class Tools:
 def pydantic_ai(tools: Tools, storage: Storage) -> Callable[[Turn], Any]:
     from pydantic_ai import Agent, ModelResponse
     from pydantic_ai.models.function import DeltaToolCall, FunctionModel
+    from pydantic_ai.usage import UsageLimits
 
     from stepwell.adapters.pydantic_ai import run_agent
 
@@ -134,7 +138,8 @@ def pydantic_ai(tools: Tools, storage: Storage) -> Callable[[Turn], Any]:
     agent.tool_plain(tools.ask, requires_approval=True)
     for tool in (tools.look, tools.wait):
         agent.tool_plain(tool, metadata={"replay": "safe"})
-    return lambda turn: run_agent(turn, agent)
+    limits = UsageLimits(request_limit=MOST_REQUESTS)
+    return lambda turn: run_agent(turn, agent, usage_limits=limits)
 
 
 def openai_agents(tools: Tools, storage: Storage) -> Callable[[Turn], Any]:
@@ -160,9 +165,9 @@ def openai_agents(tools: Tools, storage: Storage) -> Callable[[Turn], Any]:
 
     made = [function_tool(each) for each in (tools.pay, tools.look, tools.wait)]
     made.append(function_tool(tools.ask, needs_approval=True))
-    agent = Agent(name="clerk", model=ScriptedModel([ModelStep.respond(model)] * 10_000), tools=list(made))
+    agent = Agent(name="clerk", model=ScriptedModel([ModelStep.respond(model)] * MOST_REQUESTS), tools=list(made))
     config = RunConfig(tracing_disabled=True)
-    return lambda turn: run_agent(turn, agent, safe=["look", "wait"], run_config=config)
+    return lambda turn: run_agent(turn, agent, safe=["look", "wait"], run_config=config, max_turns=MOST_REQUESTS)
 
 
 def langgraph(tools: Tools, storage: Storage) -> Callable[[Turn], Any]:
@@ -207,11 +212,11 @@ def langgraph(tools: Tools, storage: Storage) -> Callable[[Turn], Any]:
     builder.add_conditional_edges("model", lambda state: "tools" if state["messages"][-1].tool_calls else END)
     builder.add_edge("tools", "model")
     graph = builder.compile(checkpointer=StepwellSaver(storage))
-    return lambda turn: run_graph(turn, graph, retry_tools=True)
+    return lambda turn: run_graph(turn, graph, retry_tools=True, config={"recursion_limit": 2 * MOST_REQUESTS})
 
 
 def google_adk(tools: Tools, storage: Storage) -> Callable[[Turn], Any]:
-    from google.adk.agents import LlmAgent
+    from google.adk.agents import LlmAgent, RunConfig
     from google.adk.models import BaseLlm, LlmResponse
     from google.adk.tools import FunctionTool
     from google.genai.types import Content, FunctionCall, Part
@@ -245,7 +250,8 @@ def google_adk(tools: Tools, storage: Storage) -> Callable[[Turn], Any]:
 
     made: list[Any] = [tools.pay, tools.look, tools.wait, FunctionTool(tools.ask, require_confirmation=True)]
     agent = LlmAgent(name="clerk", model=Model(model="scripted"), tools=made)
-    return lambda turn: run_agent(turn, agent, safe=["look", "wait"])
+    config = RunConfig.model_validate({"streaming_mode": "sse", "max_llm_calls": MOST_REQUESTS})
+    return lambda turn: run_agent(turn, agent, safe=["look", "wait"], run_config=config)
 
 
 class AgentKilling(Killing):

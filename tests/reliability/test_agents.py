@@ -28,6 +28,8 @@ from tests.reliability.workers import Worker, Workers
 from tests.until import until
 
 MESSAGES = dose("AGENT_MESSAGES", 20, 1000)
+#: More than the frameworks answer with the requests of models that they allow an agent by default.
+MESSAGES_OF_A_TURN = 30
 KILLS = dose("AGENT_KILLS", 2, 60)
 ANN = (42, 0)
 
@@ -73,7 +75,10 @@ class Bot:
         return worker
 
     async def say(self, number: int, words: str, chat: int = 42) -> None:
-        await self.turns.admit(update(number, f"{number} {words}", chat=chat))
+        """Say it as a person does: once more if it was not taken, because too many messages wait already."""
+        said = update(number, f"{number} {words}", chat=chat)
+        taken = await until(lambda: self.turns.admit(said), lambda admission: admission.outcome != "full")
+        assert taken.outcome == "taken", taken
 
     async def press(self, may: Callable[[], bool]) -> None:
         """Answer each question with yes, when that may be done."""
@@ -104,13 +109,19 @@ class Bot:
     async def answered(self, *numbers: int) -> dict[int, list[str]]:
         """Wait until messages are answered, each once, and nothing is left to do."""
 
-        def look() -> dict[int, list[str]]:
+        async def look() -> dict[int, list[str]]:
             for worker in self._started:
                 # Raises if it has failed.
                 worker.reported()
+            failed = [status.failed async for status in self.turns.conversations(failed=True)]
+            assert not failed, failed
             return self.results()
 
-        found = await until(look, lambda results: set(numbers) <= set(results))
+        try:
+            found = await until(look, lambda results: set(numbers) <= set(results))
+        except TimeoutError as error:
+            error.add_note(f"{[status async for status in self.turns.conversations()]}")
+            raise
 
         async def idle() -> bool:
             statuses = [status async for status in self.turns.conversations()]
@@ -280,3 +291,14 @@ async def test_two_workers_of_an_agent_answer_each_message_once_while_they_are_k
             assert "unknown" in found[number][0] or f"receipt for {number}" in found[number][0]
             assert "unknown" in found[number][0] or paid[str(number)] == 1
     print(f"{MESSAGES} messages, {KILLS} kills with {framework}: {sum(paid.values())} payments, {unknown} unknown")
+
+
+@frameworks
+async def test_an_agent_answers_many_messages_in_one_turn(framework: str, bot: Bot) -> None:
+    numbers = list(range(1, MESSAGES_OF_A_TURN + 1))
+    for number in numbers:
+        await bot.say(number, "look pay")
+    await bot.ready()
+    await bot.answered(*numbers)
+    assert bot.turns_of() == [numbers] and bot.paid() == {str(number): 1 for number in numbers}
+    await bot.goes_on()
