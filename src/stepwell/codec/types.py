@@ -120,6 +120,8 @@ def register_shape(cls: type, name: str, pack: Callable[[Any], Any], unpack: Cal
         await storage.set_data("my_bot", 42, {"here": Point(1, 2)})
         assert (await storage.get_data("my_bot", 42))["here"].y == 2
     """
+    if not isinstance(cls, type):
+        raise InvalidOption(f"register_shape takes a class, not {quoted(cls)}")
     _own("$record", name, cls)
     PACKERS[cls] = lambda value: ("$record", name, pack(value))
     _UNPACKERS["$record", name] = unpack
