@@ -46,14 +46,12 @@ FIRST_PERSON: Final = 101
 CALL: Final = 0.05
 #: What people say who know no commands.
 TEXTS: Final = ("Ann", "42", "yes", "2030-01-31", "hello")
-#: The events of Python that reach beyond the process, and the place of their argument.
+#: The audit events of Python that tell of a call which reaches beyond the process.
 OUTSIDE: Final = {
     "open", "os.remove", "os.rename", "os.truncate", "os.system", "shutil.copyfile", "shutil.move", "shutil.rmtree",
     "socket.connect", "socket.sendto", "subprocess.Popen", "smtplib.connect", "ftplib.connect", "http.client.connect",
     "urllib.Request",
 }  # fmt: skip
-
-
 #: Calls of ``ctx.bot`` that may be made again.
 HARMLESS: Final = ("get", "edit", "answer", "sendChatAction", "sendMessageDraft", "sendRichMessageDraft")
 
